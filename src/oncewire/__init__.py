@@ -1,0 +1,3 @@
+"""Durable messaging for agents and services on NATS JetStream: every effect happens once."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,59 @@
+"""The command line: `oncewire NOUN VERB`. One module per noun; the only place that wires parts together.
+
+A noun's module is imported when its command runs, so that `oncewire --help` does not pay for Spark or PostgreSQL.
+
+Exit codes, the same for every command:
+    0  done, or all is well
+    1  the command worked, and what it looked at is not well (a broken check, drift, a failed audit)
+    2  refused: bad arguments, settings or input; the same call fails again
+    3  unavailable: a server or a resource is not there now; try again
+    4  corrupt: data or a peer broke its rules; a person must look
+  130  stopped by Ctrl-C
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import click
+
+import oncewire
+
+NOUNS = {
+    "config": "oncewire.cli.config:config",
+    "contracts": "oncewire.cli.contracts:contracts",
+    "doctor": "oncewire.cli.doctor:doctor",
+    "up": "oncewire.cli.up:up",
+}
+EXIT_CODES = "\b\n" + __doc__.partition("every command:\n")[2]
+
+
+class Nouns(click.Group):
+    """Finds a command by its name in NOUNS and imports only that."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(NOUNS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        if name not in NOUNS:
+            return None
+        module, _, attribute = NOUNS[name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.command(cls=Nouns, epilog=f"Exit codes:\n\n{EXIT_CODES}", context_settings={"max_content_width": 100})
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="Settings file (else oncewire.toml).")
+@click.version_option(oncewire.__version__, message="oncewire %(version)s")
+@click.pass_context
+def main(ctx: click.Context, config_file: Path | None) -> None:
+    """Durable messaging on NATS JetStream: every effect happens once.
+
+    \b
+    Start here:
+      oncewire up          a NATS JetStream and a PostgreSQL on this machine
+      oncewire doctor      what is there, what it promises, what is missing
+    """
+    ctx.obj = config_file

@@ -1,0 +1,84 @@
+"""What all commands share: the settings, `--json`, and how an error looks to a person and to a machine."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from oncewire import settings
+from oncewire.errors import Corrupt, OncewireError, Unavailable
+
+EXIT_NOT_WELL = 1
+EXIT_REFUSED = 2
+EXIT_UNAVAILABLE = 3
+EXIT_CORRUPT = 4
+EXIT_INTERRUPTED = 130
+
+Run = Callable[..., None]
+
+
+def command(run: Run) -> Run:
+    """Give a command `--json` and turn our errors into one sentence, a hint and an exit code.
+
+    The command gets `as_json`. What it prints goes to stdout; errors go to stderr, as JSON when `--json` is given.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+    @functools.wraps(run)
+    def wrapped(*args: Any, as_json: bool, **kwargs: Any) -> None:
+        try:
+            run(*args, as_json=as_json, **kwargs)
+        except OncewireError as error:
+            fail(error, as_json)
+        except KeyboardInterrupt:
+            sys.exit(EXIT_INTERRUPTED)
+        except BrokenPipeError:  # `oncewire … | head`: the reader has seen enough
+            sys.stderr.close()
+            sys.exit(0)
+
+    return wrapped
+
+
+def setting_options(*names: str) -> Callable[[Run], Run]:
+    """Flags for rows of the settings table, with the table's own help; collect them with `load`."""
+    rows = {row.name: row for row in settings.table()}
+
+    def add(run: Run) -> Run:
+        for name in reversed(names):
+            row = rows[name]
+            shown = f"{row.help} [{', '.join(row.variables)}; default {row.default or 'not set'}]"
+            run = click.option(row.flag, name, default=None, help=shown)(run)
+        return run
+
+    return add
+
+
+def load(flags: dict[str, Any]) -> settings.Resolved:
+    """The settings in force for the command that is running."""
+    context = click.get_current_context(silent=True)
+    return settings.load(flags, context.find_root().obj if context else None)
+
+
+def exit_code(error: OncewireError) -> int:
+    if isinstance(error, Unavailable):
+        return EXIT_UNAVAILABLE
+    return EXIT_CORRUPT if isinstance(error, Corrupt) else EXIT_REFUSED
+
+
+def fail(error: OncewireError, as_json: bool) -> NoReturn:
+    if as_json:
+        click.echo(json.dumps({"error": error.to_dict()}), err=True)
+    else:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
+    sys.exit(exit_code(error))
+
+
+def print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

@@ -1,0 +1,398 @@
+"""One table of settings: where each value comes from, what it may be, what it is for.
+
+A value is taken from the first of: a flag, an environment variable, `oncewire.toml`, the default. The fields of
+`Settings` are that table; nothing else in the package reads the environment. Unknown keys in the file are errors
+(a typo must not pass in silence); unknown environment variables are not ours to judge.
+
+This module reads no file and no environment by itself: `resolve` takes them as values, `load` is the thin shell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import urlsplit, urlunsplit
+
+from oncewire.errors import InvalidSetting
+
+CONFIG_FILE = "oncewire.toml"
+CONFIG_VARIABLE = "ONCEWIRE_CONFIG"
+CONFIG_BYTES_MAX = 1 << 20
+MASK = "••••••"
+
+Check = Callable[[Any], str | None]
+"""Takes a parsed value, returns what is wrong with it or None."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of the table. `key` is `section.name` in the file, `name` the field of `Settings`."""
+
+    name: str
+    key: str
+    variables: tuple[str, ...]
+    default: Any
+    type: type
+    help: str
+    is_secret: bool
+    check: Check | None
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def setting(
+    default: Any, key: str, variables: str, help: str, *, secret: bool = False, check: Check | None = None
+) -> Any:
+    """Declare a row. `variables` may name several, the first that is set counts."""
+    row = {"key": key, "variables": tuple(variables.split()), "help": help, "secret": secret, "check": check}
+    return dataclasses.field(default=default, metadata=row)
+
+
+def between(low: int, high: int) -> Check:
+    def check(value: int) -> str | None:
+        return None if low <= value <= high else f"must be from {low} to {high}"
+
+    return check
+
+
+def _is_name_prefix(value: str) -> str | None:
+    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be 1 to 64 letters, digits, '-' or '_'"
+
+
+def _is_subject_prefix(value: str) -> str | None:
+    token = r"[A-Za-z0-9_-]+"
+    return None if re.fullmatch(rf"{token}(\.{token})*", value) else "must be subject tokens joined by dots"
+
+
+def is_nats_url(value: str) -> str | None:
+    for one in value.split(","):
+        parts = urlsplit(one if "://" in one else f"nats://{one}")
+        try:
+            _ = parts.port
+        except ValueError:
+            return "has a port that is not a number from 0 to 65535"
+        if parts.scheme not in ("nats", "tls") or not parts.hostname:
+            return "must be nats://host:port or tls://host:port, several joined by commas"
+    return None
+
+
+def is_postgres_url(value: str) -> str | None:
+    if value == "" or value.startswith(("postgresql://", "postgres://")):
+        return None
+    return "must start with postgresql://"
+
+
+_PORT = between(0, 65535)
+_POSITIVE = between(1, 2**53)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The table. Units are in the names; '' means not set."""
+
+    data: Path = setting(Path(".oncewire"), "data", "ONCEWIRE_DATA", "Folder that holds all durable data.")
+
+    nats_url: str = setting(
+        "nats://localhost:4222", "nats.url", "NATS_URL", "NATS servers, joined by commas.", check=is_nats_url
+    )
+    nats_user: str = setting("", "nats.user", "NATS_USER", "User name for NATS.")
+    nats_password: str = setting("", "nats.password", "NATS_PASSWORD", "Password for NATS.", secret=True)
+    nats_token: str = setting("", "nats.token", "NATS_TOKEN", "Token for NATS.", secret=True)
+    nats_creds: str = setting("", "nats.creds", "NATS_CREDS", "File with a user JWT and its nkey seed.")
+    nats_nkey: str = setting("", "nats.nkey", "NATS_NKEY", "File with an nkey seed.")
+    nats_ca: str = setting("", "nats.ca", "NATS_CA", "File with the certificate authority of the NATS servers.")
+    nats_cert: str = setting("", "nats.cert", "NATS_CERT", "File with the client certificate for NATS.")
+    nats_key: str = setting("", "nats.key", "NATS_KEY", "File with the key of the client certificate.")
+    nats_monitor_url: str = setting(
+        "", "nats.monitor_url", "NATS_MONITOR_URL", "Monitoring address of a NATS server; shows what it really syncs."
+    )
+
+    stream_prefix: str = setting(
+        "sr", "streams.prefix", "NATS_STREAM_PREFIX", "Prefix of the sr-* stream names.", check=_is_name_prefix
+    )
+    consumer_prefix: str = setting(
+        "sr-consumer",
+        "streams.consumer_prefix",
+        "NATS_CONSUMER_PREFIX",
+        "Prefix of consumer names on the sr-* streams.",
+        check=_is_name_prefix,
+    )
+    message_ttl_s: int = setting(
+        604_800,
+        "streams.message_ttl_s",
+        "NATS_MESSAGE_TTL_SECS",
+        "How long the sr-* streams keep a message.",
+        check=_POSITIVE,
+    )
+    max_msgs_per_subject: int = setting(
+        -1,
+        "streams.max_msgs_per_subject",
+        "NATS_MAX_MSGS_PER_SUBJECT",
+        "Messages kept per subject on the sr-* streams; -1 is unlimited.",
+        check=between(-1, 2**53),
+    )
+    duplicate_window_s: int = setting(
+        120,
+        "streams.duplicate_window_s",
+        "NATS_DUPLICATE_WINDOW_SECS",
+        "How long the sr-* streams refuse a repeated id.",
+        check=_POSITIVE,
+    )
+
+    chat_events_prefix: str = setting(
+        "chat.events",
+        "chat.events_prefix",
+        "NATS_STREAM_SUBJECT_PREFIX NATS_EVENTS_PREFIX",
+        "Subject prefix of conversation events.",
+        check=_is_subject_prefix,
+    )
+    chat_tokens_prefix: str = setting(
+        "chat.tokens",
+        "chat.tokens_prefix",
+        "NATS_TOKENS_PREFIX",
+        "Subject prefix of token chunks.",
+        check=_is_subject_prefix,
+    )
+
+    postgres_url: str = setting(
+        "",
+        "postgres.url",
+        "ONCEWIRE_POSTGRES_URL",
+        "PostgreSQL to use instead of the embedded one.",
+        secret=True,
+        check=is_postgres_url,
+    )
+
+    embedded_nats_port: int = setting(
+        4222, "embedded.nats_port", "ONCEWIRE_NATS_PORT", "Port of the embedded nats-server; 0 picks one.", check=_PORT
+    )
+    embedded_monitor_port: int = setting(
+        8222,
+        "embedded.monitor_port",
+        "ONCEWIRE_MONITOR_PORT",
+        "Monitoring port of the embedded nats-server; 0 picks one.",
+        check=_PORT,
+    )
+    embedded_postgres_port: int = setting(
+        5433,
+        "embedded.postgres_port",
+        "ONCEWIRE_POSTGRES_PORT",
+        "Port of the embedded PostgreSQL; 0 picks one.",
+        check=_PORT,
+    )
+
+    outbox_poll_interval_ms: int = setting(
+        250,
+        "outbox.poll_interval_ms",
+        "OUTBOX_POLL_INTERVAL_MS",
+        "How often an idle relay looks for new rows.",
+        check=between(1, 60_000),
+    )
+    outbox_batch_size: int = setting(
+        25, "outbox.batch_size", "OUTBOX_BATCH_SIZE", "Rows that a relay claims at once.", check=between(1, 1_000)
+    )
+
+    gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)
+    gateway_backlog_size: int = setting(
+        200,
+        "gateway.backlog_size",
+        "GATEWAY_BACKLOG_SIZE",
+        "Messages per room that the gateway keeps in memory.",
+        check=between(0, 100_000),
+    )
+
+    def __post_init__(self) -> None:
+        if self.message_ttl_s < self.duplicate_window_s:
+            raise InvalidSetting(
+                f"streams.message_ttl_s ({self.message_ttl_s}) is shorter than streams.duplicate_window_s "
+                f"({self.duplicate_window_s})",
+                hint="A stream cannot remember ids longer than it keeps messages: raise the TTL or shorten the window.",
+            )
+        if self.chat_events_prefix == self.chat_tokens_prefix:
+            raise InvalidSetting(
+                f"chat.events_prefix and chat.tokens_prefix are both {self.chat_events_prefix!r}",
+                hint="Events and tokens need different subjects.",
+            )
+        ways = [name for name in ("token", "creds", "nkey") if getattr(self, f"nats_{name}")]
+        ways += ["user"] if self.nats_user or self.nats_password else []
+        if len(ways) > 1:
+            raise InvalidSetting(
+                f"several ways to authenticate to NATS are set: {', '.join('nats.' + way for way in ways)}",
+                hint="Keep one of user and password, token, creds, nkey.",
+            )
+        if bool(self.nats_cert) != bool(self.nats_key):
+            raise InvalidSetting(
+                "nats.cert and nats.key belong together, one of them is missing",
+                hint="Set both for a client certificate, or neither.",
+            )
+
+
+@cache
+def table() -> tuple[Setting, ...]:
+    """All rows, in the order in which `oncewire config` shows them."""
+    types = get_type_hints(Settings)
+    return tuple(
+        Setting(
+            field.name,
+            field.metadata["key"],
+            field.metadata["variables"],
+            field.default,
+            types[field.name],
+            field.metadata["help"],
+            field.metadata["secret"],
+            field.metadata["check"],
+        )
+        for field in dataclasses.fields(Settings)
+    )
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The settings in force, with where each value came from (by field name)."""
+
+    settings: Settings
+    origins: Mapping[str, str]
+
+    def is_set(self, name: str) -> bool:
+        """Somebody chose this value; it is not the default."""
+        return self.origins[name] != "default"
+
+    def shown(self, row: Setting) -> str:
+        """The value as a person may see it: secrets masked, passwords inside addresses too."""
+        value = str(getattr(self.settings, row.name))
+        if row.is_secret and value and "://" not in value:
+            return MASK
+        return ",".join(mask_url(one) for one in value.split(",")) if "://" in value else value
+
+
+def mask_url(url: str) -> str:
+    """Hide the credentials of an address, whatever its shape: `nats://user:secret@host` and `nats://token@host`."""
+    parts = urlsplit(url)
+    if parts.query:
+        hidden = re.sub(r"(?i)((?:password|token|secret|key)=)[^&]*", rf"\1{MASK}", parts.query)
+        parts = parts._replace(query=hidden)
+    if "@" in parts.netloc:
+        credentials, _, host = parts.netloc.rpartition("@")
+        user, colon, _ = credentials.partition(":")
+        parts = parts._replace(netloc=f"{user}:{MASK}@{host}" if colon else f"{MASK}@{host}")
+    return urlunsplit(parts)
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any], file_name: str = CONFIG_FILE
+) -> Resolved:
+    """Pick each value from the first place that has it. `flags` is by field name, None meaning not given."""
+    from_file = _flatten(file, file_name)
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for row in table():
+        raw, origin = _first(row, flags, environ, from_file, file_name)
+        values[row.name] = row.default if origin == "default" else _parse(row, raw, origin)
+        origins[row.name] = origin
+    return Resolved(Settings(**values), origins)
+
+
+def _first(
+    row: Setting, flags: Mapping[str, Any], environ: Mapping[str, str], from_file: Mapping[str, Any], file_name: str
+) -> tuple[Any, str]:
+    if flags.get(row.name) is not None:
+        return flags[row.name], f"flag {row.flag}"
+    found = [(name, environ[name]) for name in row.variables if environ.get(name, "") != ""]
+    if len({value for _, value in found}) > 1:
+        raise InvalidSetting(
+            f"{' and '.join(name for name, _ in found)} differ, and both mean {row.key}",
+            hint="Set one of them, or both to the same value.",
+        )
+    if found:
+        return found[0][1], f"variable {found[0][0]}"
+    if row.key in from_file:
+        return from_file[row.key], f"file {file_name}"
+    return row.default, "default"
+
+
+def _flatten(file: Mapping[str, Any], file_name: str) -> dict[str, Any]:
+    known = {row.key for row in table()}
+    sections = {key.partition(".")[0] for key in known if "." in key}
+    flat: dict[str, Any] = {}
+    for name, value in file.items():
+        if name in sections:
+            if not isinstance(value, Mapping):
+                raise InvalidSetting(f"{file_name}: {name} must be a section", hint=f"Write it as [{name}].")
+            flat |= {f"{name}.{inner}": given for inner, given in value.items()}
+        else:
+            flat[name] = value
+    for key in flat:
+        if key not in known:
+            raise InvalidSetting(
+                f"{file_name}: there is no setting {key!r}", hint=_nearest(key, known) or "See `oncewire config`."
+            )
+    return flat
+
+
+def _nearest(key: str, known: set[str]) -> str:
+    import difflib  # only on the way to an error
+
+    near = difflib.get_close_matches(key, sorted(known), n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
+
+
+def _parse(row: Setting, raw: Any, origin: str) -> Any:
+    value = _convert(row, raw)
+    wrong = f"must be {_KIND[row.type]}" if value is None else row.check(value) if row.check else None
+    if wrong:
+        got = MASK if row.is_secret else repr(raw)
+        raise InvalidSetting(f"{row.key} {wrong}, not {got} (from {origin})", hint=row.help)
+    return value
+
+
+_KIND: dict[type, str] = {str: "text", int: "a whole number", Path: "a path"}
+
+
+def _convert(row: Setting, raw: Any) -> Any:
+    """The raw value as the row's type, None when it is not of that type."""
+    if row.type is int:
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            return raw
+        return int(raw) if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,18}", raw.strip()) else None
+    if not isinstance(raw, str | Path) or "\0" in str(raw):
+        return None
+    return row.type(raw)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Parse a config file; every way in which it can be bad is one sentence."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(CONFIG_BYTES_MAX + 1)
+        if len(content) > CONFIG_BYTES_MAX:
+            raise InvalidSetting(f"{path} is larger than {CONFIG_BYTES_MAX} bytes", hint="Is it a config file?")
+        return tomllib.loads(content.decode())
+    except OSError as error:
+        raise InvalidSetting(f"{path} cannot be read: {error.strerror}", hint="Check --config and the file.") from None
+    except UnicodeDecodeError as error:
+        raise InvalidSetting(
+            f"{path} is not UTF-8: bad byte at position {error.start}", hint="Save it as UTF-8 text."
+        ) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidSetting(f"{path} is not valid TOML: {error}", hint="Mend that line, or remove the file.") from None
+
+
+def load(flags: Mapping[str, Any] | None = None, config: Path | None = None) -> Resolved:
+    """The settings of this process: flags, its environment, and the file named or found in the current folder."""
+    environ = os.environ
+    path = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
+    if path is None:
+        path = Path(CONFIG_FILE)
+        file = read_file(path) if path.exists() else {}
+    else:
+        file = read_file(path)
+    return resolve(flags or {}, environ, file, str(path))

@@ -1,0 +1,23 @@
+"""Fixtures that every test may use: real servers, each with its own folder and ports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.nats import NatsServer, nats_server
+
+
+@pytest.fixture
+def server() -> Iterator[NatsServer]:
+    """A fresh nats-server with JetStream for this test alone."""
+    with nats_server() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[NatsServer]:
+    """One nats-server for a module whose tests use their own stream names."""
+    with nats_server() as running:
+        yield running

@@ -1,0 +1,127 @@
+"""A real nats-server for tests: its own folder, its own ports, killed by the id we started.
+
+Ports are picked by the server (-1) and read from the file that it writes, so that test runs side by side never meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+START_S = 30.0
+
+
+def server_binary() -> str:
+    found = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    assert found, "nats-server is not installed: make env"
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class NatsServer:
+    """One nats-server process. Keeps its port and its data over `kill` and `start`."""
+
+    def __init__(self, folder: Path, config: str = "", *, sync_always: bool = False, name: str = "test") -> None:
+        self.folder = folder
+        self.name = name
+        self.port = free_port()
+        self.monitor_port = free_port()
+        self.config = config
+        self.sync_always = sync_always
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def monitor_url(self) -> str:
+        return f"http://127.0.0.1:{self.monitor_port}"
+
+    @property
+    def log(self) -> str:
+        path = self.folder / "server.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self, *, wait: bool = True) -> NatsServer:
+        assert self.process is None or self.process.poll() is not None, "already running"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sync = "sync_interval: always" if self.sync_always else ""
+        store = json.dumps(str(self.folder / "jetstream"))
+        text = f"""
+            server_name: {json.dumps(self.name)}
+            listen: "127.0.0.1:{self.port}"
+            http: "127.0.0.1:{self.monitor_port}"
+            log_file: {json.dumps(str(self.folder / "server.log"))}
+            jetstream {{ store_dir: {store}, max_file: 20GB, max_mem: 256MB, {sync} }}
+            {self.config}
+        """
+        (self.folder / "server.conf").write_text(text)
+        command = [server_binary(), "-c", str(self.folder / "server.conf")]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.process is not None
+            assert self.process.poll() is None, f"nats-server ended: {self.log[-2000:]}"
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as probe:
+                if probe.recv(4) == b"INFO" and self._is_healthy():
+                    return
+            time.sleep(0.01)
+        raise TimeoutError(f"nats-server did not start: {self.log[-2000:]}")
+
+    def _is_healthy(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.monitor_port), 1) as probe:
+            probe.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            return b" 200 " in probe.recv(64)
+        return False
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing is flushed by the server."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.process.send_signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@contextlib.contextmanager
+def nats_server(config: str = "", *, sync_always: bool = False) -> Iterator[NatsServer]:
+    with tempfile.TemporaryDirectory(prefix="ow-nats-") as folder:
+        server = NatsServer(Path(folder), config, sync_always=sync_always)
+        try:
+            yield server.start()
+        finally:
+            server.stop()
