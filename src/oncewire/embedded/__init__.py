@@ -1,0 +1,5 @@
+"""Starts and stops a real nats-server and a real PostgreSQL on this machine, from wheels, and finds Java.
+
+`stack.Stack` is what `oncewire up` runs; `folder.DataFolder` is where it keeps everything. Nothing here knows what is
+sent through the servers.
+"""

@@ -1,0 +1,118 @@
+"""The servers of one data folder: started together, watched, stopped in order.
+
+A server that dies is not started again. Whatever ended it (a full disk, the kernel short of memory, damage) would end
+it again, and a restart in the background would hide it; `up` says what happened and stops, and a supervisor or a
+person starts it again in a second. Nothing that was acknowledged is lost by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Protocol
+
+from oncewire.embedded import nats, postgres
+from oncewire.embedded.folder import DataFolder, Running, Server
+from oncewire.embedded.process import Child, Mark, start_time, stop_leftover
+
+WATCH_S = 5.0
+
+
+async def clear(folder: DataFolder) -> None:
+    """Stop what a killed `up` left behind. The folder's lock must be held: then nothing of it can be in use."""
+    left = folder.read()
+    for name, steps in (("postgres", postgres.STOP_STEPS), ("nats", nats.STOP_STEPS)):
+        server = left.servers.get(name) if left else None
+        if server is not None and server.mark is not None:
+            await stop_leftover(server.mark, *steps)
+    folder.forget()
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+Say = Callable[[str, State, str], None]
+"""Told about each step: the part, its state, and a detail (a version)."""
+
+
+class Embedded(Protocol):
+    """A server that we start ourselves."""
+
+    name: str
+    child: Child | None
+
+    @property
+    def shown(self) -> Server: ...
+    async def start(self) -> None: ...
+    async def ready(self) -> str: ...
+    async def stop(self) -> None: ...
+    def force(self) -> None: ...
+
+
+class Stack:
+    """What runs on a data folder. `parts` by name, in the order of stopping reversed; `others` are not ours."""
+
+    def __init__(self, folder: DataFolder, parts: dict[str, Embedded], others: dict[str, Server], say: Say) -> None:
+        self.folder = folder
+        self._parts = parts
+        self._others = others
+        self._say = say
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        return self._others | {name: part.shown for name, part in self._parts.items()}
+
+    async def start(self) -> None:
+        """All parts side by side. The first that fails ends the wait for the others."""
+        tasks = [asyncio.create_task(self._start(part)) for part in self._parts.values()]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(self, part: Embedded) -> None:
+        self._say(part.name, State.STARTING, "")
+        await part.start()
+        self._record()  # before it can be needed: who kills us now leaves a trace of the child
+        version = await part.ready()
+        self._say(part.name, State.READY, version)
+
+    def _record(self) -> None:
+        self.folder.write(Running(Mark(os.getpid(), start_time(os.getpid())), self.servers))
+
+    async def watch(self) -> None:
+        """Returns never: raises when a part dies. Keeps the logs below their size."""
+        children = [part.child for part in self._parts.values() if part.child]
+        ends = {asyncio.create_task(child.wait()): child for child in children}
+        try:
+            while True:
+                ended = (await asyncio.wait(ends, timeout=WATCH_S))[0] if ends else await asyncio.sleep(WATCH_S, set())
+                for end in ended:
+                    raise ends[end].died("while serving")
+                for child in children:
+                    child.log.trim()
+        finally:
+            for end in ends:
+                end.cancel()
+
+    async def stop(self) -> None:
+        """In order, each with its bounded wait: the last part first."""
+        for part in reversed(self._parts.values()):
+            if part.child is not None:
+                self._say(part.name, State.STOPPING, "")
+                await part.stop()
+                self._say(part.name, State.STOPPED, "")
+        self.folder.forget()
+
+    def force(self) -> None:
+        """Without waiting and without order."""
+        for part in self._parts.values():
+            part.force()
