@@ -50,10 +50,10 @@ class Setting:
 
 
 def setting(
-    default: Any, key: str, variables: str, help: str, *, secret: bool = False, check: Check | None = None
+    default: Any, key: str, variables: str, about: str, *, secret: bool = False, check: Check | None = None
 ) -> Any:
     """Declare a row. `variables` may name several, the first that is set counts."""
-    row = {"key": key, "variables": tuple(variables.split()), "help": help, "secret": secret, "check": check}
+    row = {"key": key, "variables": tuple(variables.split()), "help": about, "secret": secret, "check": check}
     return dataclasses.field(default=default, metadata=row)
 
 
@@ -69,8 +69,8 @@ def _is_name_prefix(value: str) -> str | None:
 
 
 def _is_subject_prefix(value: str) -> str | None:
-    token = r"[A-Za-z0-9_-]+"
-    return None if re.fullmatch(rf"{token}(\.{token})*", value) else "must be subject tokens joined by dots"
+    word = r"[A-Za-z0-9_-]+"
+    return None if re.fullmatch(rf"{word}(\.{word})*", value) else "must be subject tokens joined by dots"
 
 
 def is_nats_url(value: str) -> str | None:
@@ -82,6 +82,14 @@ def is_nats_url(value: str) -> str | None:
             return "has a port that is not a number from 0 to 65535"
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             return "must be nats://host:port or tls://host:port, several joined by commas"
+    return None
+
+
+def _is_http_url(value: str) -> str | None:
+    for one in value.split(",") if value else ():
+        parts = urlsplit(one.strip())
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            return "must be http://host:port, several joined by commas"
     return None
 
 
@@ -99,7 +107,7 @@ _POSITIVE = between(1, 2**53)
 class Settings:
     """The table. Units are in the names; '' means not set."""
 
-    data: Path = setting(Path(".oncewire"), "data", "ONCEWIRE_DATA", "Folder that holds all durable data.")
+    data: Path = setting(Path(".oncewire"), "data", "ONCEWIRE_DATA", "Folder that holds all durable data.")  # noqa: RUF009
 
     nats_url: str = setting(
         "nats://localhost:4222", "nats.url", "NATS_URL", "NATS servers, joined by commas.", check=is_nats_url
@@ -113,7 +121,11 @@ class Settings:
     nats_cert: str = setting("", "nats.cert", "NATS_CERT", "File with the client certificate for NATS.")
     nats_key: str = setting("", "nats.key", "NATS_KEY", "File with the key of the client certificate.")
     nats_monitor_url: str = setting(
-        "", "nats.monitor_url", "NATS_MONITOR_URL", "Monitoring address of a NATS server; shows what it really syncs."
+        "",
+        "nats.monitor_url",
+        "NATS_MONITOR_URL",
+        "Monitoring addresses of the NATS servers, joined by commas; they show what is really synced.",
+        check=_is_http_url,
     )
 
     stream_prefix: str = setting(
@@ -266,6 +278,10 @@ class Resolved:
         """Somebody chose this value; it is not the default."""
         return self.origins[name] != "default"
 
+    def with_values(self, values: Mapping[str, Any], origin: str) -> Resolved:
+        """The same with these fields replaced."""
+        return Resolved(dataclasses.replace(self.settings, **values), {**self.origins, **dict.fromkeys(values, origin)})
+
     def shown(self, row: Setting) -> str:
         """The value as a person may see it: secrets masked, passwords inside addresses too."""
         value = str(getattr(self.settings, row.name))
@@ -275,7 +291,7 @@ class Resolved:
 
 
 def mask_url(url: str) -> str:
-    """Hide the credentials of an address, whatever its shape: `nats://user:secret@host` and `nats://token@host`."""
+    """Hide the secrets of an address: `nats://user:secret@host`, `nats://token@host`, `?password=secret`."""
     parts = urlsplit(url)
     if parts.query:
         hidden = re.sub(r"(?i)((?:password|token|secret|key)=)[^&]*", rf"\1{MASK}", parts.query)
@@ -283,7 +299,9 @@ def mask_url(url: str) -> str:
     if "@" in parts.netloc:
         credentials, _, host = parts.netloc.rpartition("@")
         user, colon, _ = credentials.partition(":")
-        parts = parts._replace(netloc=f"{user}:{MASK}@{host}" if colon else f"{MASK}@{host}")
+        is_token = not colon and not parts.scheme.startswith("postgres")
+        shown = MASK if is_token else f"{user}:{MASK}" if colon else user
+        parts = parts._replace(netloc=f"{shown}@{host}")
     return urlunsplit(parts)
 
 

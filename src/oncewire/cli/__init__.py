@@ -21,11 +21,14 @@ import click
 import oncewire
 
 NOUNS = {
-    "config": "oncewire.cli.config:config",
-    "contracts": "oncewire.cli.contracts:contracts",
-    "doctor": "oncewire.cli.doctor:doctor",
-    "up": "oncewire.cli.up:up",
+    "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
+    "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
+    "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),
+    "topology": ("oncewire.cli.topology:topology", "Streams and consumers as declared: lint, plan, apply, check."),
+    "up": ("oncewire.cli.up:up", "Start a NATS JetStream and a PostgreSQL here, and serve."),
 }
+"""Each noun: where its command is, and the line that the list shows for it without importing that."""
+
 EXIT_CODES = "\b\n" + __doc__.partition("every command:\n")[2]
 
 
@@ -38,10 +41,14 @@ class Nouns(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
         if name not in NOUNS:
             return None
-        module, _, attribute = NOUNS[name].partition(":")
+        module, _, attribute = NOUNS[name][0].partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, NOUNS[name][1]) for name in self.list_commands(ctx)])
 
 
 @click.command(cls=Nouns, epilog=f"Exit codes:\n\n{EXIT_CODES}", context_settings={"max_content_width": 100})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn
 
 import click
@@ -62,6 +63,34 @@ def load(flags: dict[str, Any]) -> settings.Resolved:
     """The settings in force for the command that is running."""
     context = click.get_current_context(silent=True)
     return settings.load(flags, context.find_root().obj if context else None)
+
+
+def load_here(flags: dict[str, Any]) -> settings.Resolved:
+    """The settings for a command that talks to servers: where nobody chose one, those of the `up` that runs here."""
+    from oncewire.embedded.folder import DataFolder  # only commands that talk to servers pay for it
+
+    resolved = load(flags)
+    folder = DataFolder.at(resolved.settings.data)
+    running = folder.read() if folder.holder() is not None else None
+    found: dict[str, str] = {}
+    nats, postgres = (running.servers.get(name) for name in ("nats", "postgres")) if running else (None, None)
+    if nats and nats.mark and not resolved.is_set("nats_url"):
+        found |= {"nats_url": nats.url, "nats_monitor_url": nats.monitor_url}
+    if postgres and postgres.mark and not resolved.is_set("postgres_url"):
+        found["postgres_url"] = postgres.url
+    return resolved.with_values(found, f"up in {resolved.settings.data}")
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a command's coroutine to its end, on uvloop where it exists."""
+    try:
+        import uvloop
+    except ImportError:
+        factory = None
+    else:
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work)
 
 
 def exit_code(error: OncewireError) -> int:

@@ -88,9 +88,17 @@ class DataFolder:
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
             self.nats.mkdir(mode=0o700, exist_ok=True)
             self.postgres.mkdir(mode=0o755, exist_ok=True)
-            for folder in (self.path, self.nats, self.postgres):
-                if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-                    raise PermissionError(errno.EACCES, "", str(folder))
+        self.check_usable()
+
+    def check_usable(self) -> None:
+        """That this user can write what is there, and make what is missing. Changes nothing."""
+        for wanted in (self.path, self.nats, self.postgres):
+            with translated(wanted):
+                nearest = next(path for path in (wanted, *wanted.parents) if path.exists())
+                if not nearest.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, "", str(nearest))
+                if not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "", str(nearest))
 
     def room(self) -> Room:
         """Of the nearest folder that exists."""
@@ -155,7 +163,7 @@ class DataFolder:
 
     def write(self, running: Running) -> None:
         with translated(self.path):
-            write_whole(self._state_file, msgspec.json.format(msgspec.json.encode(running)), 0o600)
+            write_whole(self._state_file, msgspec.json.format(msgspec.json.encode(running)) + b"\n", 0o600)
 
     def forget(self) -> None:
         self._state_file.unlink(missing_ok=True)

@@ -195,29 +195,23 @@ class Postgres:
         asyncpg = driver()
         while self.child.is_running:
             try:
-                return await self._version_in(DATABASE)
-            except asyncpg.InvalidCatalogNameError:
-                await self._create_database()
+                connection = await asyncpg.connect(self._url("postgres"), ssl=False, timeout=CONNECT_S_MAX)
             except asyncpg.InvalidAuthorizationSpecificationError as error:
                 raise AuthenticationFailed(
                     f"PostgreSQL refuses the password in {self._pass_file}: {error}", hint="Put the right file back."
                 ) from None
             except (OSError, TimeoutError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
                 await asyncio.sleep(POLL_S)
+            else:
+                return await self._make_database(connection)
         raise self._explained(self.child.died("while starting"))
 
-    async def _version_in(self, database: str) -> str:
-        connection = await driver().connect(self._url(database), ssl=False, timeout=CONNECT_S_MAX)
+    async def _make_database(self, connection: Any) -> str:
+        """The database, if it is not there yet; returns the server's version."""
         try:
-            version = connection.get_server_version()
-        finally:
-            await connection.close()
-        return f"{version.major}.{version.minor}"
-
-    async def _create_database(self) -> None:
-        connection = await driver().connect(self._url("postgres"), ssl=False, timeout=CONNECT_S_MAX)
-        try:
-            await connection.execute(f"CREATE DATABASE {DATABASE}")
+            if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
+                await connection.execute(f"CREATE DATABASE {DATABASE}")
+            return str(await connection.fetchval("SHOW server_version")).split()[0]
         finally:
             await connection.close()
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Coroutine
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from oncewire.embedded import nats, postgres
 from oncewire.embedded.folder import DataFolder, Running, Server
@@ -30,6 +30,17 @@ async def clear(folder: DataFolder) -> None:
     folder.forget()
 
 
+async def together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all side by side. The first error ends the others and is raised as it is."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 class State(StrEnum):
     STARTING = "starting"
     READY = "ready"
@@ -37,8 +48,10 @@ class State(StrEnum):
     STOPPED = "stopped"
 
 
-Say = Callable[[str, State, str], None]
-"""Told about each step: the part, its state, and a detail (a version)."""
+class Say(Protocol):
+    """Told about each step of a part; a part that is ready has a version and addresses."""
+
+    def __call__(self, name: str, state: str, /, **facts: str) -> None: ...
 
 
 class Embedded(Protocol):
@@ -70,20 +83,15 @@ class Stack:
 
     async def start(self) -> None:
         """All parts side by side. The first that fails ends the wait for the others."""
-        tasks = [asyncio.create_task(self._start(part)) for part in self._parts.values()]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together(*(self._start(part) for part in self._parts.values()))
 
     async def _start(self, part: Embedded) -> None:
-        self._say(part.name, State.STARTING, "")
+        self._say(part.name, State.STARTING)
         await part.start()
         self._record()  # before it can be needed: who kills us now leaves a trace of the child
         version = await part.ready()
-        self._say(part.name, State.READY, version)
+        shown = part.shown
+        self._say(part.name, State.READY, version=version, url=shown.url, monitor_url=shown.monitor_url)
 
     def _record(self) -> None:
         self.folder.write(Running(Mark(os.getpid(), start_time(os.getpid())), self.servers))
@@ -107,9 +115,9 @@ class Stack:
         """In order, each with its bounded wait: the last part first."""
         for part in reversed(self._parts.values()):
             if part.child is not None:
-                self._say(part.name, State.STOPPING, "")
+                self._say(part.name, State.STOPPING)
                 await part.stop()
-                self._say(part.name, State.STOPPED, "")
+                self._say(part.name, State.STOPPED)
         self.folder.forget()
 
     def force(self) -> None:

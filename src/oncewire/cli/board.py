@@ -1,0 +1,85 @@
+"""How `up` shows what it does: live lines in a terminal, plain lines elsewhere, one JSON object per line with --json.
+
+What is shown is for the reader; a reader who went away (a closed terminal, `| head`) must not stop the servers, so
+after the first failed write the board is silent.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from contextlib import suppress
+from typing import TextIO
+
+import click
+
+NAME_WIDTH = 11
+VERSION_WIDTH = 7
+
+
+class Board:
+    """Prints lines and events. One row per part is rewritten in place when the reader is a terminal."""
+
+    def __init__(self, as_json: bool, out: TextIO | None = None) -> None:
+        self._as_json = as_json
+        self._out = out or sys.stdout
+        self._is_live = not as_json and self._out.isatty()
+        self._rows: dict[str, str] = {}
+        self._is_gone = False
+
+    def line(self, text: str = "") -> None:
+        """For people: a line of its own; the rows above it are final."""
+        if not self._as_json:
+            self._rows.clear()
+            self._write(f"{text}\n")
+
+    def event(self, name: str, **facts: object) -> None:
+        """For machines."""
+        if self._as_json:
+            self._write(json.dumps({"event": name, **facts}, ensure_ascii=False) + "\n")
+
+    def part(self, name: str, state: str, /, **facts: str) -> None:
+        """A part changed its state: for both."""
+        self.event(state, part=name, **facts)
+        if not self._as_json:
+            self._row(name, _row(name, state, facts))
+
+    def _row(self, name: str, row: str) -> None:
+        if self._is_live and self._rows:
+            self._write(f"\x1b[{sum(_height(shown) for shown in self._rows.values())}F\x1b[J")
+            self._rows[name] = row
+            self._write("".join(f"{shown}\n" for shown in self._rows.values()))
+        else:
+            self._rows[name] = row
+            self._write(f"{row}\n")
+
+    def _write(self, text: str) -> None:
+        if self._is_gone:
+            return
+        try:
+            click.echo(text, file=self._out, nl=False)
+        except OSError:
+            self._is_gone = True
+            with suppress(OSError, ValueError):
+                self._out.close()
+
+
+def _row(name: str, state: str, facts: dict[str, str]) -> str:
+    sign = _sign(state, facts)
+    if "version" not in facts:
+        return f"  {sign} {name:<{NAME_WIDTH}}  {facts.get('text', state)}"
+    places = [facts["url"], *(f"monitoring {facts[name]}" for name in ("monitor_url",) if facts.get(name))]
+    return f"  {sign} {name:<{NAME_WIDTH}}  {facts['version']:<{VERSION_WIDTH}}  {', '.join(places)}"
+
+
+def _sign(state: str, facts: dict[str, str]) -> str:
+    if "warning" in facts:
+        return click.style("!", fg="yellow", bold=True)
+    return click.style("·", fg="yellow") if state.endswith("ing") else click.style("✓", fg="green", bold=True)
+
+
+def _height(row: str) -> int:
+    """Lines that a row takes in the terminal: a long address wraps."""
+    columns = shutil.get_terminal_size().columns
+    return max(1, -(-len(click.unstyle(row)) // columns))

@@ -1,0 +1,129 @@
+"""Asks servers, disk and machine what `doctor` and `up` need to know. Judges nothing: that is `oncewire.doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+from urllib.parse import urlsplit
+
+from oncewire import doctor, monitor
+from oncewire.embedded import java
+from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
+from oncewire.embedded.postgres import driver
+from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
+from oncewire.settings import Settings, mask_url
+
+CONNECT_S_MAX = 5.0
+
+
+async def gather(settings: Settings) -> doctor.Facts:
+    """Everything, side by side; what cannot be reached is a fact too."""
+    finding_java = asyncio.to_thread(java.find)
+    nats, postgres, found_java = await asyncio.gather(nats_facts(settings), postgres_facts(settings), finding_java)
+    return doctor.Facts(
+        python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        folder=folder_facts(DataFolder.at(settings.data)),
+        nats=nats,
+        postgres=postgres,
+        java=(found_java.major, found_java.origin) if found_java else None,
+        pyspark=_version_of("pyspark"),
+    )
+
+
+def _version_of(package: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def folder_facts(folder: DataFolder) -> doctor.Folder:
+    """Looks without making anything."""
+    problem = hint = ""
+    try:
+        folder.check_usable()
+    except OncewireError as error:
+        problem, hint = error.message, error.hint
+    room = folder.room()
+    return doctor.Folder(
+        path=str(folder.path),
+        problem=problem,
+        hint=hint,
+        exists=folder.path.exists(),
+        up_pid=folder.holder(),
+        free_bytes=room.free_bytes,
+        total_bytes=room.total_bytes,
+        start_bytes_min=ROOM_BYTES_MIN,
+    )
+
+
+async def nats_facts(settings: Settings) -> doctor.Nats:
+    url = ",".join(mask_url(one) for one in settings.nats_url.split(","))
+    try:
+        info = await _nats_info(settings)
+    except OncewireError as error:
+        return doctor.Nats(url, error=error.message, hint=error.hint)
+    answers, monitor_error = await _ask_monitors(settings.nats_monitor_url)
+    return doctor.Nats(
+        url,
+        version=info["version"],
+        server_id=info["server_id"],
+        max_payload=info["max_payload"],
+        has_jetstream=bool(info.get("jetstream")),
+        jsz=answers,
+        monitor_error=monitor_error,
+    )
+
+
+async def _nats_info(settings: Settings) -> dict[str, Any]:
+    parts = urlsplit(settings.nats_url)
+    try:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
+            line = await reader.readline()
+            writer.close()
+    except (OSError, TimeoutError) as error:
+        raise NotConnected(f"{mask_url(settings.nats_url)} cannot be reached: {error}") from None
+    return dict(json.loads(line.removeprefix(b"INFO ")))
+
+
+async def _ask_monitors(urls: str) -> tuple[list[dict[str, Any]], str]:
+    """The `/jsz` of each address; with one that fails, none: a part of a cluster proves nothing."""
+    addresses = [one.strip() for one in urls.split(",") if one.strip()]
+    try:
+        return list(await asyncio.gather(*(monitor.ask_json(one, "/jsz") for one in addresses))), ""
+    except OncewireError as error:
+        return [], error.message
+
+
+async def postgres_facts(settings: Settings) -> doctor.Postgres | None:
+    if not settings.postgres_url:
+        return None
+    url = mask_url(settings.postgres_url)
+    try:
+        return await _ask_postgres(settings.postgres_url, url)
+    except OncewireError as error:
+        return doctor.Postgres(url, error=error.message, hint=error.hint)
+
+
+async def _ask_postgres(url: str, shown: str) -> doctor.Postgres:
+    asyncpg = driver()
+    try:
+        connection = await asyncpg.connect(url, timeout=CONNECT_S_MAX)
+        try:
+            names = ("fsync", "full_page_writes", "synchronous_commit")
+            options = {name: await connection.fetchval(f"SHOW {name}") for name in names}
+            version = str(await connection.fetchval("SHOW server_version")).split()[0]
+        finally:
+            await connection.close()
+    except asyncpg.InvalidAuthorizationSpecificationError as error:
+        raise AuthenticationFailed(f"{shown} refuses the login: {error}", hint="Check user and password.") from None
+    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise NotConnected(
+            f"{shown} cannot be used: {error or type(error).__name__}",
+            hint="Start that server, or check ONCEWIRE_POSTGRES_URL.",
+        ) from None
+    return doctor.Postgres(shown, version=version, options=options)

@@ -1,0 +1,171 @@
+"""`oncewire up`: the servers of one machine, and what serves on them, from start to an orderly stop.
+
+This is where parts are wired: `serve` is what runs once the servers do, and the place to add a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import click
+
+import oncewire
+from oncewire import monitor, settings
+from oncewire.cli import face, facts
+from oncewire.cli.board import Board
+from oncewire.embedded.folder import DataFolder, Server
+from oncewire.embedded.nats import Nats
+from oncewire.embedded.postgres import Postgres
+from oncewire.embedded.process import pick_ports
+from oncewire.embedded.stack import Embedded, Stack, State, clear, together
+from oncewire.errors import NotConnected
+from oncewire.settings import Resolved, mask_url
+
+NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
+POSTGRES_PORT = "embedded_postgres_port"
+
+
+@click.command()
+@face.setting_options("data", "nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT)
+@face.command
+def up(*, as_json: bool, **flags: Any) -> None:
+    """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
+
+    All data stays in the data folder and survives restarts, crashes and power cuts. With NATS_URL or
+    ONCEWIRE_POSTGRES_URL those servers are used, and none is started for them.
+
+    \b
+    Examples:
+      oncewire up
+      oncewire up --data /var/lib/oncewire --json
+      NATS_URL=nats://prod:4222 NATS_MONITOR_URL=http://prod:8222 oncewire up
+    \b
+    Ctrl-C and SIGTERM stop everything in order (exit code 0); a second Ctrl-C does not wait (130).
+    A server that dies stops the rest: exit code 3.
+    """
+    resolved = face.load(flags)
+    board = Board(as_json)
+    folder = DataFolder.at(resolved.settings.data)
+    board.line(f"oncewire {oncewire.__version__}, data in {folder.path}")
+    folder.create()
+    with folder.lock():
+        folder.check_room()
+        face.run(_run(resolved, folder, board))
+
+
+async def serve(stack: Stack, board: Board) -> None:
+    """What runs on the servers, until it is cancelled or something dies.
+
+    A service belongs here, as `async with` around the last line: entered in order after the servers are ready,
+    left in reverse before they stop.
+    """
+    servers = {name: {"url": server.url} for name, server in stack.servers.items()}
+    board.event("serving", pid=os.getpid(), data=str(stack.folder.path), servers=servers)
+    await stack.watch()
+
+
+async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
+    begun = time.monotonic()
+    stop = _Stop(board)
+    await clear(folder)
+    stack = Stack(folder, _embedded(resolved, folder), _others(resolved), board.part)
+    stop.stack = stack
+    try:
+        if await stop.comes_before(_start(stack, resolved, board)):
+            return
+        board.line(f"\nready in {time.monotonic() - begun:.1f} s; Ctrl-C stops everything\n")
+        await stop.comes_before(serve(stack, board))
+    finally:
+        begun = time.monotonic()
+        await stack.stop()
+        board.line(f"stopped in {time.monotonic() - begun:.1f} s, the data is kept")
+        board.event("end")
+
+
+def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
+    """The servers to start: those that no setting names."""
+    needs_nats, needs_postgres = not resolved.is_set("nats_url"), not resolved.settings.postgres_url
+    ports = pick_ports(
+        {
+            row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})")
+            for row in settings.table()
+            if (row.name in NATS_PORTS and needs_nats) or (row.name == POSTGRES_PORT and needs_postgres)
+        }
+    )
+    parts: dict[str, Embedded] = {}
+    if needs_nats:
+        parts["nats"] = Nats(folder, *(ports[name] for name in NATS_PORTS))
+    if needs_postgres:
+        parts["postgres"] = Postgres(folder, ports[POSTGRES_PORT])
+    return parts
+
+
+def _others(resolved: Resolved) -> dict[str, Server]:
+    """The servers that a setting names, without their secrets."""
+    chosen = resolved.settings
+    others = {"postgres": Server(mask_url(chosen.postgres_url))} if chosen.postgres_url else {}
+    if resolved.is_set("nats_url"):
+        others["nats"] = Server(mask_url(chosen.nats_url), chosen.nats_monitor_url)
+    return others
+
+
+async def _start(stack: Stack, resolved: Resolved, board: Board) -> None:
+    await together(stack.start(), _check_others(resolved, board))
+    monitor_url = stack.servers["nats"].monitor_url
+    answers = [await monitor.ask_json(one, "/jsz") for one in monitor_url.split(",") if one]
+    found = monitor.durability(answers)
+    warning = {} if found.promise is monitor.Promise.POWER else {"warning": found.promise.value}
+    board.part("durability", State.READY, text=found.text, **warning)
+
+
+async def _check_others(resolved: Resolved, board: Board) -> None:
+    """That the servers which we do not start are there."""
+    if resolved.is_set("nats_url"):
+        nats = await facts.nats_facts(resolved.settings)
+        if nats.error:
+            raise NotConnected(nats.error, hint=nats.hint or "Start that server, or unset NATS_URL to get one here.")
+        board.part("NATS", State.READY, version=nats.version, url=f"{nats.url} (yours, not started here)")
+    postgres = await facts.postgres_facts(resolved.settings)
+    if postgres is not None:
+        if postgres.error:
+            raise NotConnected(postgres.error, hint=postgres.hint)
+        board.part("PostgreSQL", State.READY, version=postgres.version, url=f"{postgres.url} (yours, not started here)")
+
+
+class _Stop:
+    """Ctrl-C, SIGTERM and a closed terminal ask for an orderly stop; a second Ctrl-C does not wait for it."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._asked = asyncio.Event()
+        self.stack: Stack | None = None
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) != signal.SIG_IGN:  # `nohup oncewire up` stays
+                asyncio.get_running_loop().add_signal_handler(number, self._ask, number)
+
+    def _ask(self, number: int) -> None:
+        if not self._asked.is_set():
+            self._asked.set()
+            self._board.line("\nstopping; Ctrl-C again does not wait")
+        elif number == signal.SIGINT:
+            if self.stack is not None:
+                self.stack.force()
+            os._exit(face.EXIT_INTERRUPTED)  # a service that hangs must not keep us
+
+    async def comes_before(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run `work` to its end, or until a stop is asked for: then it is cancelled, and the answer is True."""
+        asked, task = asyncio.create_task(self._asked.wait()), asyncio.create_task(work)
+        try:
+            await asyncio.wait((asked, task), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+            return self._asked.is_set()
+        finally:
+            asked.cancel()
+            task.cancel()
+            await asyncio.gather(asked, task, return_exceptions=True)
