@@ -38,6 +38,8 @@ class OncewireError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.server_code = 0
+        """JetStream's own error number, 0 when the error is not the server's."""
 
     def to_dict(self) -> dict[str, object]:
         """The error as `--json` and the HTTP edges show it."""

@@ -1,0 +1,323 @@
+"""The public client: one connection, and everything that rides on it.
+
+async with oncewire.connect("nats://localhost:4222") as client:
+    ack = await client.publish("evt.default.demo.orders.placed", b"…", msg_id="order-1")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from oncewire.errors import ContractViolation, NoResponders, OncewireError, ProtocolViolation, Refused, Unavailable
+from oncewire.jetstream import codes, protocol, stored
+from oncewire.jetstream.connection import Connection, ServerInfo, Subscription
+from oncewire.jetstream.keyvalue import KeyValue
+from oncewire.jetstream.options import DEFAULT_URL, OnChange, Options, State, parse_servers
+from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.publish import PUBLISH_TIMEOUT_S, Outcome, Outgoing, PubAck, Publisher
+from oncewire.jetstream.pull import Pull
+from oncewire.jetstream.reader import Reader, Start
+from oncewire.jetstream.stored import StoredMessage
+
+log = logging.getLogger("oncewire.jetstream")
+
+API_TIMEOUT_S = 5.0
+QUERIES_PREFIX = "sr.queries."
+RESPONDING_MAX = 256
+"""Requests that one responder works on at the same time; more are answered with 'busy'."""
+
+Payload = bytes | Mapping[str, Any] | msgspec.Struct
+
+
+class Client:
+    """Made by `connect`. Safe to share between the tasks of one event loop, not between loops or threads."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._connection: Connection | None = None
+        self._publisher: Publisher | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Client:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect. Raises AuthenticationFailed or NotConnected when no server takes us."""
+        connection = Connection(self._options)
+        await connection.open()
+        self._connection = connection
+        self._publisher = Publisher(connection, self.api)
+
+    async def close(self) -> None:
+        """Flush what was written and let go. Nothing is left behind: no task, no socket, no timer."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._connection is not None:
+            if self._connection.state is State.CONNECTED:
+                with contextlib.suppress(OncewireError):
+                    await self._connection.flush(1.0)
+            await self._connection.close()
+
+    async def drain(self, timeout_s: float = 10.0) -> None:
+        """Take no new work, wait for confirmations that are on their way, then close."""
+        await self.connection.drain(timeout_s)
+        await self.close()
+
+    @property
+    def connection(self) -> Connection:
+        if self._connection is None:
+            raise Refused("the client is not open", hint="Use `async with oncewire.connect(…) as client:`.")
+        return self._connection
+
+    @property
+    def state(self) -> State:
+        return self._connection.state if self._connection is not None else State.CONNECTING
+
+    @property
+    def server(self) -> ServerInfo:
+        """What the server that we are connected to says about itself."""
+        return self.connection.server
+
+    # ---- publishing
+
+    async def publish(
+        self,
+        subject: str,
+        payload: Payload,
+        *,
+        msg_id: str = "",
+        headers: Mapping[str, str] | None = None,
+        expected_last_sequence: int | None = None,
+        expected_last_subject_sequence: int | None = None,
+        timeout_s: float = PUBLISH_TIMEOUT_S,
+    ) -> PubAck:
+        """Publish to a stream; return when it is stored.
+
+        With `msg_id` a repeat within the stream's duplicate window is dropped by the server, so it is also safe to
+        call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON.
+        """
+        outgoing = Outgoing(
+            subject,
+            encode_payload(payload),
+            msg_id,
+            headers,
+            expected_last_sequence=expected_last_sequence,
+            expected_last_subject_sequence=expected_last_subject_sequence,
+        )
+        return await self.publish_one(outgoing, timeout_s)
+
+    async def publish_one(self, message: Outgoing, timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
+        _refuse_queries(message.subject)
+        return await self.publisher.publish(message, timeout_s)
+
+    async def publish_many(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
+        """Publish in pipelined windows; one outcome per message, in order: a PubAck, or the error it met."""
+        for message in messages:
+            _refuse_queries(message.subject)
+        return await self.publisher.publish_many(messages, timeout_s)
+
+    async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
+        """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
+        return await self.publisher.publish_atomic(messages, timeout_s)
+
+    async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
+        """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
+        return await self.publisher.publish_all(messages, timeout_s)
+
+    @property
+    def publisher(self) -> Publisher:
+        if self._publisher is None:
+            raise Refused("the client is not open", hint="Use `async with oncewire.connect(…) as client:`.")
+        return self._publisher
+
+    # ---- reading
+
+    def pull(self, stream: str, consumer: str, **options: Any) -> Pull:
+        """Pull from a durable consumer: `async with client.pull(…) as pull: messages = await pull.fetch()`."""
+        return Pull(self.connection, stream, consumer, **options)
+
+    def read(
+        self,
+        stream: str,
+        *,
+        subjects: Sequence[str] = (),
+        start: Start | None = None,
+        headers_only: bool = False,
+        **options: Any,
+    ) -> Reader:
+        """Read a stream in order, without a durable: `async with client.read(…) as reader: …`."""
+        return Reader(
+            self.connection,
+            self.api,
+            stream,
+            start=start or Start(),
+            subjects=subjects,
+            headers_only=headers_only,
+            **options,
+        )
+
+    async def get(self, stream: str, sequence: int) -> StoredMessage:
+        """The message at a sequence. NotFound when it is not there (any more)."""
+        return await stored.get_message(self.connection, stream, {"seq": sequence})
+
+    async def get_next(self, stream: str, sequence: int, subject: str) -> StoredMessage:
+        """The first message at or after a sequence whose subject matches."""
+        return await stored.get_message(self.connection, stream, {"seq": sequence, "next_by_subj": subject})
+
+    async def get_last(self, stream: str, subject: str) -> StoredMessage:
+        """The last message on a subject."""
+        return await stored.get_message(self.connection, stream, {"last_by_subj": subject})
+
+    async def get_batch(self, stream: str, **options: Any) -> list[StoredMessage]:
+        """Many messages from a sequence or a time on. See `stored.get_batch`."""
+        return await stored.get_batch(self.connection, stream, **options)
+
+    async def get_last_of(
+        self, stream: str, subjects: Sequence[str], *, up_to_sequence: int = 0
+    ) -> list[StoredMessage]:
+        """The last message of each matching subject, as one consistent picture."""
+        return await stored.get_last_of(self.connection, stream, subjects, up_to_sequence=up_to_sequence)
+
+    def kv(self, bucket: str) -> KeyValue:
+        """A key-value bucket that the topology has declared."""
+        return KeyValue(self, bucket)
+
+    # ---- requests
+
+    async def api(
+        self,
+        endpoint: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float = API_TIMEOUT_S,
+        repeat: bool = True,
+    ) -> dict[str, Any]:
+        """A raw request to JetStream's control plane (`$JS.API.<endpoint>`), answered as the JSON that it is.
+
+        An error in the answer is raised from our tree, with JetStream's number in `server_code`. `repeat=False` for
+        requests that must not be sent twice when the connection breaks.
+        """
+        payload = msgspec.json.encode(body) if body else b""
+        try:
+            reply = await self.connection.call(f"$JS.API.{endpoint}", payload, timeout_s=timeout_s, repeat=repeat)
+        except NoResponders:
+            raise Unavailable(
+                f"JetStream does not answer ({endpoint})", hint="Is JetStream on, and does this user have access to it?"
+            ) from None
+        try:
+            answer = msgspec.json.decode(reply.payload, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise ProtocolViolation(f"{endpoint} was answered with {reply.payload[:80]!r}") from None
+        problem = answer.get("error")
+        if isinstance(problem, dict):
+            raise codes.from_api(problem, endpoint)
+        return answer
+
+    async def call(
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
+    ) -> Message:
+        """One request in bytes, one reply. NoResponders at once when nobody listens."""
+        header = protocol.encode_headers(headers) if headers else b""
+        return await self.connection.call(subject, payload, header=header, timeout_s=timeout_s)
+
+    def subscribe(self, subject: str, deliver: Callable[[Message], None], *, queue: str = "") -> Subscription:
+        """Plain NATS: each message that is published from now on, not stored, at most once."""
+        return self.connection.subscribe(subject, deliver, queue=queue)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self.connection.unsubscribe(subscription)
+
+    def serve(
+        self, subject: str, handler: Callable[[Message], Awaitable[bytes]], *, queue: str = "oncewire"
+    ) -> Subscription:
+        """Answer requests in bytes; processes with the same `queue` share them."""
+
+        def deliver(message: Message) -> None:
+            if not message.reply:
+                return
+            if len(self._tasks) >= RESPONDING_MAX:
+                self._answer(message, b"", {"Oncewire-Error": "overloaded"})
+                return
+            task = self.connection.loop.create_task(self._respond(handler, message))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return self.connection.subscribe(subject, deliver, queue=queue)
+
+    async def _respond(self, handler: Callable[[Message], Awaitable[bytes]], message: Message) -> None:
+        try:
+            answer, headers = await handler(message), None
+        except OncewireError as error:
+            answer, headers = msgspec.json.encode({"error": error.to_dict()}), {"Oncewire-Error": error.code}
+        except Exception:
+            log.exception("a responder failed on %s", message.subject)
+            answer, headers = b"", {"Oncewire-Error": "internal"}
+        self._answer(message, answer, headers)
+
+    def _answer(self, message: Message, answer: bytes, headers: dict[str, str] | None) -> None:
+        header = protocol.encode_headers(headers) if headers else b""
+        with contextlib.suppress(Unavailable):  # the asker has a deadline of its own
+            self.connection.write(protocol.encode_pub(message.reply, b"", answer, header))
+
+
+def encode_payload(payload: Payload) -> bytes:
+    """Bytes as they are, everything else as JSON."""
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    try:
+        return msgspec.json.encode(payload)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ContractViolation(f"the payload cannot be written as JSON: {error}") from None
+
+
+def _refuse_queries(subject: str) -> None:
+    if subject.startswith(QUERIES_PREFIX):
+        raise Refused(
+            f"{subject} is for requests: its stream confirms nothing", hint="Use `client.request` instead of `publish`."
+        )
+
+
+def connect(
+    url: str | Sequence[str] = DEFAULT_URL,
+    *,
+    name: str = "oncewire",
+    user: str = "",
+    password: str = "",
+    token: str = "",
+    creds: str = "",
+    nkey: str = "",
+    tls: ssl.SSLContext | None = None,
+    connect_timeout_s: float = 5.0,
+    ping_interval_s: float = 20.0,
+    on_change: OnChange | None = None,
+) -> Client:
+    """A client for `async with`. `url` may name several servers; the rest of a cluster is learned from them."""
+    options = Options(
+        servers=parse_servers(url),
+        name=name,
+        user=user,
+        password=password,
+        token=token,
+        creds=creds,
+        nkey=nkey,
+        tls=tls,
+        connect_timeout_s=connect_timeout_s,
+        ping_interval_s=ping_interval_s,
+        on_change=on_change,
+    )
+    return Client(options)

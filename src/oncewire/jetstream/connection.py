@@ -1,0 +1,747 @@
+"""One connection to NATS that keeps itself alive: handshake, reconnect, keep-alive, numbered replies, joined writes.
+
+Everything that waits for an answer from the server registers a number and gets the answer by it: one inbox
+subscription serves all requests and all publish confirmations of the process. When the socket breaks, the connection
+finds another server by itself, subscribes again, and tells its listeners (publisher, pulls), who know what must be
+sent again and what must be reported as unknown.
+
+What it never does: hold data for a server that is not there. `write` on a broken connection raises NotConnected;
+whoever wants to wait calls `ready` first, with a deadline.
+
+    CONNECTING ──► CONNECTED ──► RECONNECTING ──► CONNECTED …
+         │             │ drain        │
+         ▼             ▼              ▼
+       CLOSED ◄─── DRAINING         CLOSED   (closed by us, or the credentials are refused for good)
+
+A server in lame-duck mode is left before it closes: new work is held back, what is in flight is awaited for a moment,
+then the connection moves to another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+import oncewire
+from oncewire.errors import (
+    AuthenticationFailed,
+    NoResponders,
+    NotConnected,
+    OncewireError,
+    OutcomeUnknown,
+    Overloaded,
+    PermissionDenied,
+    ProtocolViolation,
+    TimedOut,
+    TooLarge,
+    Unavailable,
+)
+from oncewire.jetstream import protocol
+from oncewire.jetstream.auth import credentials
+from oncewire.jetstream.options import Options, State, address_of, host_and_port
+from oncewire.jetstream.protocol import Event, Info, Message, Ping, Pong, ServerError
+
+log = logging.getLogger("oncewire.jetstream")
+
+INBOX_SID = 1
+FLUSH_BYTES = 64 * 1024
+MOVE_WAIT_S = 2.0
+SERVERS_MAX = 1_000
+AUTH_REFUSALS_MAX = 3
+"""So many rounds in which a server refused the credentials, and a reconnecting client gives up."""
+
+OnReply = Callable[[int, Message], None]
+OnMessage = Callable[[Message], None]
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What the server says about itself."""
+
+    server_id: str = ""
+    server_name: str = ""
+    version: str = "0.0.0"
+    max_payload: int = 1024 * 1024
+    jetstream: bool = False
+    headers: bool = False
+    nonce: str = ""
+    tls_required: bool = False
+    tls_available: bool = False
+    auth_required: bool = False
+    ldm: bool = False
+    cluster: str = ""
+    domain: str = ""
+    connect_urls: tuple[str, ...] = ()
+
+    @property
+    def version_tuple(self) -> tuple[int, int, int]:
+        digits = [int("".join(filter(str.isdigit, part)) or 0) for part in self.version.split("-")[0].split(".")[:3]]
+        major, minor, patch = [*digits, 0, 0, 0][:3]
+        return major, minor, patch
+
+
+class Listener(Protocol):
+    """Who must act when the socket comes and goes. Called from the event loop; must not block or raise."""
+
+    def on_connected(self) -> None: ...
+    def on_lost(self, reason: str) -> None: ...
+    def on_denied(self, subject: str, error: PermissionDenied) -> None: ...
+    def in_flight(self) -> int: ...
+
+
+class Subscription(msgspec.Struct, gc=False):
+    """An interest that outlives reconnects."""
+
+    sid: int
+    subject: bytes
+    queue: bytes
+    deliver: OnMessage
+    denied: Callable[[PermissionDenied], None] | None = None
+
+
+class _Call(msgspec.Struct, gc=False):
+    subject: str
+    future: asyncio.Future[Message]
+
+
+class _Wire(asyncio.Protocol):
+    """One socket from connect to close. All decisions are the Connection's."""
+
+    def __init__(self, owner: Connection) -> None:
+        self.owner = owner
+        self.parser = protocol.Parser()
+        self.transport: asyncio.Transport | None = None
+        self.info: asyncio.Future[ServerInfo] = owner.loop.create_future()
+        self.greeted: asyncio.Future[None] = owner.loop.create_future()
+        self.pongs: list[asyncio.Future[None]] = []
+        self.error = ""
+        self.is_lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self.parser.feed(data)
+        except ProtocolViolation as violation:
+            self.fail(violation)
+            return
+        self.owner.on_events(self, events)
+
+    def fail(self, error: OncewireError) -> None:
+        """The other side broke the rules: drop the socket, say why."""
+        self.error = error.message
+        if not self.info.done():
+            self.info.set_exception(error)
+        if not self.greeted.done():
+            self.greeted.set_exception(error)
+        self.abort()
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        reason = self.error or (str(error) if error else "the server closed the connection")
+        gone = NotConnected(reason)
+        waiting: list[asyncio.Future[Any]] = [self.info, self.greeted, *self.pongs]
+        self.pongs.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(gone)
+            if not future.cancelled():
+                future.exception()  # seen: nobody may be waiting any more
+        self.owner.on_wire_lost(self, reason)
+
+    def pause_writing(self) -> None:
+        self.owner.on_writable(self, is_writable=False)
+
+    def resume_writing(self) -> None:
+        self.owner.on_writable(self, is_writable=True)
+
+
+class Connection:
+    """See the module's head. Made inside a running event loop."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.loop = asyncio.get_running_loop()
+        self.state = State.CONNECTING
+        self.server = ServerInfo()
+        self.server_url = ""
+        self.reconnects = 0
+        self.listeners: list[Listener] = []
+        self.replies: dict[int, OnReply] = {}
+        self.inbox = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self._inbox_len = len(self.inbox)
+        self._number = 0
+        self._sid = INBOX_SID
+        self._subs: dict[int, Subscription] = {}
+        self._calls: dict[int, _Call] = {}
+        self._pool = list(options.servers)
+        random.shuffle(self._pool)
+        self._explicit = frozenset(options.servers)
+        self._wire: _Wire | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_flush_due = False
+        self._is_writable = True
+        self._is_moving = False
+        self._ready = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._ping_timer: asyncio.TimerHandle | None = None
+        self._pings_out = 0
+        self._auth_refusals = 0
+        self._close_error: OncewireError | None = None
+
+    # ---- life
+
+    async def open(self) -> None:
+        """Connect to the first server that answers; each is tried once."""
+        problems: list[tuple[str, OncewireError]] = []
+        for server in list(self._pool):
+            try:
+                await self._attach(server)
+            except OncewireError as error:
+                problems.append((address_of(server), error))
+            else:
+                return
+        self._set_state(State.CLOSED, "no server could be reached")
+        raise _worst(problems)
+
+    async def close(self) -> None:
+        """Let go of everything. What still waits is told so."""
+        if self.state is State.CLOSED and self._task is None:
+            return
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._shut("closed by this process")
+
+    def _shut(self, reason: str, error: OncewireError | None = None) -> None:
+        self._close_error = error
+        wire, self._wire = self._wire, None
+        self._stop_ping()
+        self._set_state(State.CLOSED, reason)
+        if wire is not None and wire.transport is not None:
+            self._flush_to(wire)
+            wire.transport.close()
+        self._tell_lost(reason)
+        self._ready.set()  # wakes who waits, to be told that it is closed
+
+    async def drain(self, timeout_s: float = 10.0) -> None:
+        """Stop taking new work, wait for what is in flight, then close."""
+        if self.state is State.CONNECTED:
+            self._set_state(State.DRAINING, "drain was asked for")
+            deadline = time.monotonic() + timeout_s
+            while self._in_flight() and time.monotonic() < deadline and self._wire is not None:
+                with contextlib.suppress(OncewireError):
+                    await self.flush(max(0.01, min(0.05, deadline - time.monotonic())))
+                await asyncio.sleep(0.005)
+            with contextlib.suppress(OncewireError):
+                await self.flush(max(0.05, deadline - time.monotonic()))
+        await self.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Connected, with room to write and not about to move."""
+        return self._ready.is_set() and self.state is State.CONNECTED
+
+    async def ready(self, deadline: float) -> None:
+        """Wait until there is a server that takes data. `deadline` is on the monotonic clock."""
+        while not self.is_ready:
+            self._check_open()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut(f"not connected to NATS in time (state {self.state}, last: {self._last_problem()})")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._ready.wait()
+
+    def _last_problem(self) -> str:
+        return (self._wire.error if self._wire else "") or self.server_url or "no server answered"
+
+    def _check_open(self) -> None:
+        if self.state is State.CLOSED or self.state is State.DRAINING:
+            if self._close_error is not None:
+                raise self._close_error
+            raise NotConnected(f"the connection to NATS is {self.state}")
+
+    def _set_state(self, state: State, reason: str) -> None:
+        if state is self.state:
+            return
+        self.state = state
+        level = logging.INFO if state in (State.CONNECTED, State.CLOSED, State.DRAINING) else logging.WARNING
+        log.log(level, "nats %s: %s", state.value, reason)
+        if self.options.on_change is not None:
+            self.options.on_change(state, reason)
+
+    # ---- handshake
+
+    async def _attach(self, server: str) -> None:
+        """One attempt at one server, bounded in time. Leaves no socket behind when it fails."""
+        wire = _Wire(self)
+        try:
+            async with asyncio.timeout(self.options.connect_timeout_s):
+                await self._greet(wire, server)
+        except TimeoutError:
+            wire.abort()
+            raise Unavailable(f"no answer within {self.options.connect_timeout_s} s") from None
+        except ssl.SSLError as error:
+            wire.abort()
+            raise Unavailable(f"TLS failed: {error.reason or error}", hint="Check nats.ca and the address.") from None
+        except OSError as error:
+            wire.abort()
+            raise Unavailable(error.strerror or str(error)) from None
+        except BaseException:
+            wire.abort()
+            raise
+        self._adopt(wire, server)
+
+    async def _greet(self, wire: _Wire, server: str) -> None:
+        host, port = host_and_port(server)
+        tls = self._tls_for(server)
+        if self.options.tls_first:
+            await self.loop.create_connection(lambda: wire, host, port, ssl=tls, server_hostname=host)
+        else:
+            await self.loop.create_connection(lambda: wire, host, port)
+        info = await wire.info
+        wants_tls = urlsplit(server).scheme == "tls" or self.options.tls is not None
+        if (wants_tls or info.tls_required) and not self.options.tls_first:
+            if not (info.tls_required or info.tls_available):
+                raise Unavailable("the server offers no TLS", hint="Use nats:// or switch TLS on at the server.")
+            assert wire.transport is not None
+            secured = await self.loop.start_tls(wire.transport, wire, tls, server_hostname=host)
+            wire.transport = secured
+        assert wire.transport is not None
+        wire.transport.write(self._hello(server, info) + protocol.PING)
+        await wire.greeted
+
+    def _tls_for(self, server: str) -> ssl.SSLContext:
+        if self.options.tls is not None:
+            return self.options.tls
+        del server
+        return ssl.create_default_context()
+
+    def _hello(self, server: str, info: ServerInfo) -> bytes:
+        body: dict[str, object] = {
+            "verbose": False,
+            "pedantic": False,
+            "name": self.options.name,
+            "lang": "python-oncewire",
+            "version": oncewire.__version__,
+            "protocol": 1,
+            "headers": True,
+            "no_responders": True,
+            "tls_required": bool(self.options.tls or info.tls_required),
+        }
+        return protocol.encode_connect(body | credentials(self.options, server, info.nonce))
+
+    def _adopt(self, wire: _Wire, server: str) -> None:
+        """The handshake is done: this is the connection from now on."""
+        if wire.is_lost:
+            raise Unavailable(wire.error or "the server closed the connection")
+        self._wire = wire
+        self.server_url = server
+        self._auth_refusals = 0
+        self._pings_out = 0
+        self._is_moving = False
+        self._is_writable = True
+        self._learn_servers(self.server)
+        subs = [protocol.encode_sub(self.inbox + b"*", INBOX_SID)]
+        subs += [protocol.encode_sub(sub.subject, sub.sid, sub.queue) for sub in self._subs.values()]
+        self._out[:] = subs
+        self._out_bytes = sum(map(len, subs))
+        self._flush()
+        self._start_ping()
+        self._set_state(State.CONNECTED, f"to {address_of(server)} ({self.server.server_name})")
+        self._update_ready()
+        for listener in list(self.listeners):
+            listener.on_connected()
+
+    # ---- what the server says
+
+    def on_events(self, wire: _Wire, events: list[Event]) -> None:
+        """Hand out what one read brought. A callback that raises is a bug of ours: it must not stop the others."""
+        replies, subs, cut = self.replies, self._subs, self._inbox_len
+        for event in events:
+            try:
+                if type(event) is Message:
+                    if event.sid == INBOX_SID:
+                        number = int(event.subject_raw[cut:])
+                        on_reply = replies.get(number)
+                        if on_reply is not None:
+                            on_reply(number, event)
+                    else:
+                        sub = subs.get(event.sid)
+                        if sub is not None:
+                            sub.deliver(event)
+                else:
+                    self._on_control(wire, event)
+            except Exception:
+                log.exception("a handler failed on %r", type(event).__name__)
+
+    def _on_control(self, wire: _Wire, event: Event) -> None:
+        if isinstance(event, Ping):
+            if wire.transport is not None:
+                wire.transport.write(protocol.PONG)
+        elif isinstance(event, Pong):
+            self._on_pong(wire)
+        elif isinstance(event, Info):
+            self._on_info(wire, event)
+        elif isinstance(event, ServerError):
+            self._on_error(wire, event.text)
+
+    def _on_pong(self, wire: _Wire) -> None:
+        self._pings_out = 0
+        if not wire.greeted.done():
+            wire.greeted.set_result(None)
+        elif wire.pongs:
+            waiting = wire.pongs.pop(0)
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def _on_info(self, wire: _Wire, event: Info) -> None:
+        try:
+            info = msgspec.convert(event.body, ServerInfo, strict=True)
+        except msgspec.ValidationError as error:
+            wire.fail(ProtocolViolation(f"INFO of the NATS server is wrong: {error}"))
+            return
+        if not wire.info.done():
+            self.server = info
+            wire.info.set_result(info)
+        elif wire is self._wire:
+            self.server = msgspec.structs.replace(info, nonce="")
+            self._learn_servers(info)
+            if info.ldm and not self._is_moving:
+                self._start_move()
+        else:
+            self.server = info  # a second INFO during the handshake: after TLS, or with the account's limits
+
+    def _on_error(self, wire: _Wire, text: str) -> None:
+        low = text.lower()
+        if low.startswith("permissions violation"):
+            self._on_denied(text)
+            return
+        wire.error = text
+        log.warning("nats says: %s", text)
+        error: OncewireError = Unavailable(text)
+        if "authorization" in low or "authentication" in low:
+            error = AuthenticationFailed(
+                f"the NATS server refuses the credentials: {text}",
+                hint="Check nats.user and nats.password, nats.token, nats.creds or nats.nkey.",
+            )
+        if not wire.greeted.done():
+            wire.greeted.set_exception(error)
+
+    def _on_denied(self, text: str) -> None:
+        """The connection stays; only who used that subject is told."""
+        log.warning("nats says: %s", text)
+        subject = text.split('"')[1] if text.count('"') >= 2 else ""
+        error = PermissionDenied(text, hint="Give this user the permission, or use another subject.")
+        if "subscription" in text.lower():
+            for sub in list(self._subs.values()):
+                if sub.subject.decode() == subject and sub.denied is not None:
+                    sub.denied(error)
+            return
+        for listener in list(self.listeners):
+            listener.on_denied(subject, error)
+        for number, call in list(self._calls.items()):
+            if call.subject == subject:
+                self._finish_call(number, error)
+
+    def _learn_servers(self, info: ServerInfo) -> None:
+        """The cluster's members: new ones are added, those that left are forgotten, given ones stay."""
+        if not info.connect_urls:
+            return
+        scheme = "tls" if info.tls_required or urlsplit(self.server_url).scheme == "tls" else "nats"
+        at = urlsplit(self.server_url).netloc.rpartition("@")
+        told = [urlunsplit((scheme, at[0] + at[1] + url, "", "", "")) for url in info.connect_urls[:SERVERS_MAX]]
+        known = {address_of(server) for server in self._pool}
+        fresh = [server for server in told if address_of(server) not in known]
+        random.shuffle(fresh)
+        keep = {address_of(server) for server in (*told, self.server_url)}
+        self._pool = [s for s in self._pool if s in self._explicit or address_of(s) in keep] + fresh
+
+    # ---- loss, moving, reconnecting
+
+    def on_wire_lost(self, wire: _Wire, reason: str) -> None:
+        if wire is not self._wire:
+            return
+        self._wire = None
+        self._stop_ping()
+        self._out.clear()
+        self._out_bytes = 0
+        if self.state is State.DRAINING:
+            self._shut(f"lost while draining: {reason}")
+            return
+        self._set_state(State.RECONNECTING, reason)
+        self._update_ready()
+        self._tell_lost(reason)
+        self._task = self.loop.create_task(self._reconnect(), name="oncewire-reconnect")
+
+    def _tell_lost(self, reason: str) -> None:
+        for listener in list(self.listeners):
+            listener.on_lost(reason)
+        for number in list(self._calls):
+            self._finish_call(number, OutcomeUnknown(f"the connection broke before the answer came: {reason}"))
+
+    async def _reconnect(self) -> None:
+        """Try server after server, for ever, with a growing and jittered pause after each round."""
+        self._rotate()
+        delay = self.options.reconnect_delay_min_s
+        while True:
+            refused: OncewireError | None = None
+            for server in list(self._pool):
+                try:
+                    await self._attach(server)
+                except AuthenticationFailed as error:
+                    refused = error
+                    log.warning("nats %s: %s", address_of(server), error.message)
+                except OncewireError as error:
+                    log.info("nats %s: %s", address_of(server), error.message)
+                else:
+                    self.reconnects += 1
+                    self._task = None
+                    return
+            self._auth_refusals = self._auth_refusals + 1 if refused else 0
+            if refused and self._auth_refusals >= AUTH_REFUSALS_MAX:
+                self._task = None
+                self._shut(refused.message, refused)
+                return
+            await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+            delay = min(delay * 2, self.options.reconnect_delay_max_s)
+
+    def _rotate(self) -> None:
+        """The server that we just left comes last."""
+        here = address_of(self.server_url)
+        self._pool.sort(key=lambda server: address_of(server) == here)
+
+    def _start_move(self) -> None:
+        """Lame duck: leave before the server closes, when there is somewhere to go."""
+        here = address_of(self.server_url)
+        if all(address_of(server) == here for server in self._pool):
+            return
+        log.warning("nats %s is going away: moving to another server", here)
+        self._is_moving = True
+        self._update_ready()
+        self._task = self.loop.create_task(self._move(), name="oncewire-move")
+
+    async def _move(self) -> None:
+        wire = self._wire
+        deadline = time.monotonic() + MOVE_WAIT_S
+        while self._in_flight() and time.monotonic() < deadline and self._wire is wire:
+            await asyncio.sleep(0.005)
+        if wire is not None and self._wire is wire:
+            self._flush_to(wire)
+            if wire.transport is not None:
+                wire.error = "left a server in lame-duck mode"
+                wire.transport.close()
+
+    def _in_flight(self) -> int:
+        return len(self._calls) + sum(listener.in_flight() for listener in self.listeners)
+
+    # ---- keep-alive
+
+    def _start_ping(self) -> None:
+        self._stop_ping()
+        self._ping_timer = self.loop.call_later(self.options.ping_interval_s, self._ping)
+
+    def _stop_ping(self) -> None:
+        if self._ping_timer is not None:
+            self._ping_timer.cancel()
+            self._ping_timer = None
+
+    def _ping(self) -> None:
+        wire = self._wire
+        if wire is None or wire.transport is None:
+            return
+        if self._pings_out >= self.options.pings_unanswered_max:
+            wire.error = f"the server did not answer {self._pings_out} pings"
+            wire.abort()
+            return
+        self._pings_out += 1
+        self._send_ping(wire, self.loop.create_future())
+        self._start_ping()
+
+    def _send_ping(self, wire: _Wire, answered: asyncio.Future[None]) -> None:
+        answered.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        wire.pongs.append(answered)
+        self._out.append(protocol.PING)  # past the limit on what waits: it is how a server that stopped is noticed
+        self._flush_to(wire)
+
+    async def flush(self, timeout_s: float = 5.0) -> None:
+        """Wait until the server has read everything written so far."""
+        wire = self._wire
+        if wire is None:
+            raise NotConnected(f"the connection to NATS is {self.state}")
+        answered: asyncio.Future[None] = self.loop.create_future()
+        self._send_ping(wire, answered)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(answered)
+        except TimeoutError:
+            raise TimedOut(f"the NATS server did not answer within {timeout_s} s") from None
+
+    # ---- writing
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes for the socket; what is written within one turn of the loop goes out in one piece."""
+        if self._wire is None:
+            raise NotConnected(f"the connection to NATS is {self.state}")
+        if not self._is_writable:
+            self._check_room(len(data))
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes >= FLUSH_BYTES:
+            self._flush()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self.loop.call_soon(self._flush)
+
+    def _check_room(self, size: int) -> None:
+        transport = self._wire.transport if self._wire else None
+        waiting = (transport.get_write_buffer_size() if transport else 0) + self._out_bytes + size
+        if waiting > self.options.write_bytes_max:
+            raise Overloaded(
+                f"{waiting} bytes wait for the NATS server, {self.options.write_bytes_max} are allowed",
+                hint="The server does not read fast enough: wait with `ready`, or send less.",
+            )
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._wire is not None and self._out:
+            self._flush_to(self._wire)
+
+    def _flush_to(self, wire: _Wire) -> None:
+        out = self._out
+        if wire.transport is not None and out:
+            wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
+        out.clear()
+        self._out_bytes = 0
+
+    def on_writable(self, wire: _Wire, *, is_writable: bool) -> None:
+        if wire is self._wire:
+            self._is_writable = is_writable
+            self._update_ready()
+
+    def _update_ready(self) -> None:
+        if self.state is State.CONNECTED and self._is_writable and not self._is_moving:
+            self._ready.set()
+        elif self.state is not State.CLOSED:
+            self._ready.clear()
+
+    # ---- subscriptions and numbered replies
+
+    def subscribe(
+        self,
+        subject: str,
+        deliver: OnMessage,
+        *,
+        queue: str = "",
+        denied: Callable[[PermissionDenied], None] | None = None,
+    ) -> Subscription:
+        """Interest that is renewed after each reconnect. `deliver` is called in the order of arrival."""
+        self._check_open()
+        self._sid += 1
+        encoded_queue = protocol.encode_subject(queue) if queue else b""
+        sub = Subscription(self._sid, protocol.encode_filter(subject), encoded_queue, deliver, denied)
+        self._subs[sub.sid] = sub
+        if self._wire is not None:
+            self.write(protocol.encode_sub(sub.subject, sub.sid, sub.queue))
+        return sub
+
+    def unsubscribe(self, sub: Subscription) -> None:
+        if self._subs.pop(sub.sid, None) is not None and self._wire is not None:
+            self.write(protocol.encode_unsub(sub.sid))
+
+    def take_numbers(self, count: int = 1) -> int:
+        """The first of `count` fresh reply numbers."""
+        first = self._number + 1
+        self._number += count
+        return first
+
+    def reply_to(self, number: int) -> bytes:
+        return self.inbox + b"%d" % number
+
+    def check_size(self, size: int, reserve: int = 0) -> None:
+        """Refuse what the server would cut the connection for."""
+        limit = self.server.max_payload - reserve
+        if size > limit:
+            raise TooLarge(
+                f"the message has {size} bytes with headers, {limit} are allowed",
+                hint="Store large content elsewhere and send its address.",
+            )
+
+    # ---- requests
+
+    async def call(
+        self, subject: str, payload: bytes = b"", *, header: bytes = b"", timeout_s: float = 5.0, repeat: bool = False
+    ) -> Message:
+        """One request, one reply. With `repeat` it is sent again when the connection breaks: only for what may be."""
+        deadline = time.monotonic() + timeout_s
+        encoded = protocol.encode_subject(subject)
+        self.check_size(len(header) + len(payload))
+        while True:
+            if not self.is_ready:
+                await self.ready(deadline)
+            try:
+                return await self._call_once(subject, encoded, payload, header, deadline, timeout_s)
+            except OutcomeUnknown:
+                if not repeat or self.state in (State.CLOSED, State.DRAINING):
+                    raise
+
+    async def _call_once(
+        self, subject: str, encoded: bytes, payload: bytes, header: bytes, deadline: float, timeout_s: float
+    ) -> Message:
+        number = self.take_numbers()
+        call = _Call(subject, self.loop.create_future())
+        self._calls[number] = call
+        self.replies[number] = self._on_call_reply
+        try:
+            self.write(protocol.encode_pub(encoded, self.reply_to(number), payload, header))
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                reply = await call.future
+        except TimeoutError:
+            raise TimedOut(f"no answer on {subject} within {timeout_s} s") from None
+        finally:
+            self.replies.pop(number, None)
+            self._calls.pop(number, None)
+        if reply.header_raw and not reply.payload and reply.status == 503:
+            raise NoResponders(f"nobody answers on {subject}", hint="Is the service running, and on this account?")
+        return reply
+
+    def _on_call_reply(self, number: int, message: Message) -> None:
+        call = self._calls.get(number)
+        if call is not None and not call.future.done():
+            call.future.set_result(message)
+
+    def _finish_call(self, number: int, error: OncewireError) -> None:
+        call = self._calls.get(number)
+        if call is not None and not call.future.done():
+            call.future.set_exception(error)
+
+
+def _worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:
+    """What to tell of a connect that failed everywhere: refused credentials say more than a refused socket."""
+    for address, error in problems:
+        if isinstance(error, AuthenticationFailed):
+            return AuthenticationFailed(f"{address}: {error.message}", hint=error.hint)
+    told = "; ".join(f"{address}: {error.message}" for address, error in problems)
+    hint = next((error.hint for _, error in problems if error.hint), "")
+    return NotConnected(
+        f"no NATS server can be reached ({told})", hint=hint or "Start one with `oncewire up`, or check nats.url."
+    )

@@ -1,0 +1,121 @@
+"""How to reach NATS, as one frozen value."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import unquote, urlsplit
+
+from oncewire.errors import InvalidSetting
+from oncewire.settings import Settings, is_nats_url
+
+DEFAULT_URL = "nats://localhost:4222"
+DEFAULT_PORT = 4222
+
+
+class State(StrEnum):
+    """The visible state of a connection."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    RECONNECTING = "reconnecting"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+OnChange = Callable[[State, str], None]
+"""Told of each change of state, with the reason in words."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that a connection needs to know. One of user and password, token, creds, nkey at most."""
+
+    servers: tuple[str, ...] = (DEFAULT_URL,)
+    name: str = "oncewire"
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    creds: str = ""
+    nkey: str = ""
+    tls: ssl.SSLContext | None = None
+    tls_first: bool = False
+    connect_timeout_s: float = 5.0
+    reconnect_delay_min_s: float = 0.05
+    reconnect_delay_max_s: float = 2.0
+    ping_interval_s: float = 20.0
+    pings_unanswered_max: int = 2
+    write_bytes_max: int = 64 * 1024 * 1024
+    on_change: OnChange | None = None
+
+    def __repr__(self) -> str:
+        """Without credentials: options end up in logs."""
+        return f"Options(servers={[address_of(server) for server in self.servers]}, name={self.name!r})"
+
+    def credentials_of(self, server: str) -> tuple[str, str, str]:
+        """User, password and token for one server: its address wins, `nats://token@host` is a token."""
+        parts = urlsplit(server)
+        if parts.username and parts.password is not None:
+            return unquote(parts.username), unquote(parts.password), ""
+        if parts.username:
+            return "", "", unquote(parts.username)
+        return self.user, self.password, self.token
+
+
+def parse_servers(url: str | Sequence[str]) -> tuple[str, ...]:
+    """Addresses from one text with commas or from a list; each gets its scheme."""
+    given = url.split(",") if isinstance(url, str) else list(url)
+    servers = tuple(one.strip() if "://" in one else f"nats://{one.strip()}" for one in given if one.strip())
+    if not servers:
+        raise InvalidSetting("no NATS server is given", hint=f"For example {DEFAULT_URL}.")
+    for server in servers:
+        wrong = is_nats_url(server)
+        if wrong:
+            raise InvalidSetting(f"the NATS address {address_of(server)} {wrong}")
+    return servers
+
+
+def address_of(server: str) -> str:
+    """host:port, without credentials."""
+    host, port = host_and_port(server)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def host_and_port(server: str) -> tuple[str, int]:
+    parts = urlsplit(server)
+    try:
+        return parts.hostname or "localhost", parts.port or DEFAULT_PORT
+    except ValueError:
+        return parts.hostname or "localhost", DEFAULT_PORT
+
+
+def options_from(settings: Settings, *, name: str = "oncewire", on_change: OnChange | None = None) -> Options:
+    """The options that the settings ask for."""
+    return Options(
+        servers=parse_servers(settings.nats_url),
+        name=name,
+        user=settings.nats_user,
+        password=settings.nats_password,
+        token=settings.nats_token,
+        creds=settings.nats_creds,
+        nkey=settings.nats_nkey,
+        tls=tls_context(settings.nats_ca, settings.nats_cert, settings.nats_key),
+        on_change=on_change,
+    )
+
+
+def tls_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext | None:
+    """A context for the given files, None when none is given (a server that asks for TLS gets the system's trust)."""
+    if not (ca or cert):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        if cert:
+            context.load_cert_chain(cert, key or None)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSetting(
+            f"the TLS files for NATS cannot be used: {error}", hint="Check nats.ca, nats.cert, nats.key."
+        ) from None
+    return context

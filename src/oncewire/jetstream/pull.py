@@ -1,0 +1,359 @@
+"""Pulling from a durable consumer, and settling what was pulled.
+
+A Pull keeps up to `ahead` requests open at the server, so that the next batch is on its way while this one is worked
+on. Messages arrive on one subscription; which request they belong to does not matter, only how many are still owed:
+
+    owed  =  asked for  -  received  -  what the server says it will not send (408, 409 with Nats-Pending-Messages)
+
+When the connection breaks, or nothing (no message, no heartbeat) came for two heartbeats, everything owed is written
+off and asked for again. What was delivered and not settled comes back by itself after the consumer's ack_wait.
+
+Settling is a publish to the message's reply subject. Unconfirmed it is cheap and may get lost, which means that the
+message comes back. Nak does not adhere to the consumer's backoff: give the delay. A confirmed ack is not durable
+either: a killed server redelivers some of them. Only a ledger makes an effect happen once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from oncewire.errors import (
+    ContractViolation,
+    NotConnected,
+    NotFound,
+    OncewireError,
+    PermissionDenied,
+    Unavailable,
+)
+from oncewire.jetstream import protocol
+from oncewire.jetstream.connection import Connection
+from oncewire.jetstream.options import State
+from oncewire.jetstream.protocol import Message
+
+log = logging.getLogger("oncewire.jetstream")
+
+BATCH: Final = 256
+AHEAD: Final = 2
+EXPIRES_S: Final = 30.0
+HEARTBEAT_S: Final = 5.0
+BATCH_MAX: Final = 10_000
+BYTES_MAX: Final = 16 * 1024 * 1024
+ASK_AGAIN_S: Final = 0.25
+TERM_REASON_BYTES_MAX: Final = 1_024
+
+ACK: Final = b"+ACK"
+NAK: Final = b"-NAK"
+TERM: Final = b"+TERM"
+IN_PROGRESS: Final = b"+WPI"
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """Where a delivered message stands, read from its reply subject."""
+
+    stream: str
+    consumer: str
+    deliveries: int
+    sequence: int
+    consumer_sequence: int
+    timestamp_ns: int
+    pending: int
+
+
+def parse_reply(reply: bytes) -> Delivery:
+    """`$JS.ACK.` stream, consumer, deliveries, stream sequence, consumer sequence, time, pending. Newer servers put
+    domain and account before them and may add tokens behind."""
+    tokens = reply.split(b".")
+    shift = 0 if len(tokens) == 9 else 2
+    if len(tokens) < 9 + shift or tokens[0] != b"$JS" or tokens[1] != b"ACK":
+        raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
+    try:
+        numbers = [int(token) for token in tokens[4 + shift : 9 + shift]]
+    except ValueError:
+        raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery") from None
+    stream, consumer = tokens[2 + shift].decode(), tokens[3 + shift].decode()
+    return Delivery(stream, consumer, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
+
+
+def nak_verb(delay_s: float = 0.0) -> bytes:
+    """Redeliver after `delay_s`; 0 means at once, whatever the consumer's backoff says."""
+    if delay_s <= 0:
+        return NAK
+    return b'-NAK {"delay": %d}' % int(delay_s * 1e9)
+
+
+def term_verb(reason: str = "") -> bytes:
+    """Never redeliver. The reason stands in the server's advisory."""
+    cleaned = " ".join(reason.split()).encode("utf-8", "replace")[:TERM_REASON_BYTES_MAX]
+    return TERM + b" " + cleaned if cleaned else TERM
+
+
+class Pull:
+    """See the module's head. An async context manager; made by `Client.pull`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        consumer: str,
+        *,
+        batch: int = BATCH,
+        ahead: int = AHEAD,
+        batch_bytes: int = 0,
+        expires_s: float = EXPIRES_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        if not 1 <= batch <= BATCH_MAX or ahead < 1 or heartbeat_s * 2 > expires_s:
+            raise ContractViolation(
+                f"a pull asks for 1 to {BATCH_MAX} messages, at least one request ahead, and expires after two heartbeats"
+            )
+        self._connection = connection
+        self.stream = stream
+        self.consumer = consumer
+        self._batch = batch
+        self._ahead = ahead
+        self._heartbeat_s = heartbeat_s
+        request: dict[str, object] = {
+            "batch": batch,
+            "expires": int(expires_s * 1e9),
+            "idle_heartbeat": int(heartbeat_s * 1e9),
+        }
+        if batch_bytes:
+            request["max_bytes"] = batch_bytes
+        self._request = msgspec.json.encode(request)
+        self._next = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}")
+        number = connection.take_numbers()
+        self._inbox = connection.inbox + b"p%d." % number
+        self._requests = 0
+        self._owed = 0
+        self._waiting: deque[Message] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._error: OncewireError | None = None
+        self._heard_at = time.monotonic()
+        self._is_closed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_probing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.missed_heartbeats = 0
+        self._sub = connection.subscribe((self._inbox + b"*").decode(), self._deliver, denied=self._fail)
+        connection.listeners.append(self)
+        self._watch()
+
+    async def __aenter__(self) -> Pull:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop asking. What waits here unread is handed back by the server after ack_wait."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        with contextlib.suppress(ValueError):
+            self._connection.listeners.remove(self)
+        with contextlib.suppress(OncewireError):
+            self._connection.unsubscribe(self._sub)
+        for task in self._tasks:
+            task.cancel()
+        self._stir()
+
+    # ---- reading
+
+    async def fetch(self, count: int = 0, *, timeout_s: float | None = None) -> list[Message]:
+        """What is there, at most `count` (default: one batch); waits for the first message.
+
+        An empty list means that nothing came within `timeout_s`. Raises NotFound when the consumer is gone, and
+        NotConnected once the pull or the connection is closed.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        waiting = self._waiting
+        while not waiting:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed or self._connection.state is State.CLOSED:
+                raise NotConnected("the pull is closed")
+            self._ask()
+            if not await self._wait(deadline):
+                return []
+        count = count or self._batch
+        if len(waiting) <= count:
+            taken = list(waiting)
+            waiting.clear()
+        else:
+            taken = [waiting.popleft() for _ in range(count)]
+        self._ask()
+        return taken
+
+    async def _wait(self, deadline: float | None) -> bool:
+        self._wake = self._connection.loop.create_future()
+        try:
+            if deadline is None:
+                await self._wake
+            else:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    await self._wake
+        except TimeoutError:
+            return bool(self._waiting)
+        finally:
+            self._wake = None
+        return True
+
+    def _stir(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    # ---- asking
+
+    def _ask(self) -> None:
+        """Keep the requests ahead filled, as long as the server can hear them and what waits here is bounded."""
+        if not self._connection.is_ready or self._is_closed or self._error is not None or self._is_probing:
+            return
+        goal = self._batch * self._ahead
+        while self._owed + len(self._waiting) <= goal - self._batch:
+            self._requests += 1
+            self._owed += self._batch
+            reply = self._inbox + b"%d" % self._requests
+            self._connection.write(protocol.encode_pub(self._next, reply, self._request))
+
+    def _deliver(self, message: Message) -> None:
+        self._heard_at = time.monotonic()
+        if message.header_raw and not message.payload:
+            status, text = protocol.parse_status(message.header_raw)
+            if status:
+                self._on_status(status, text, message)
+                return
+        if self._owed:  # 0 when the request was written off and its messages came all the same
+            self._owed -= 1
+        self._waiting.append(message)
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _on_status(self, status: int, text: str, message: Message) -> None:
+        if status == 100:
+            return
+        low = text.lower()
+        if status == 409 and ("consumer deleted" in low or "push based" in low):
+            self._fail(NotFound(f"consumer {self.consumer} on {self.stream}: {text}"))
+            return
+        if status == 400:
+            self._fail(ContractViolation(f"pull from {self.consumer} on {self.stream} refused: {text}"))
+            return
+        owed = message.headers.get("Nats-Pending-Messages", "")
+        self._owed = max(0, self._owed - (int(owed) if owed.isdigit() else self._batch))
+        if status == 503 or (status == 409 and "leadership" in low):
+            self._probe()
+        elif status == 409:  # over a limit of the consumer: asking again at once would only spin
+            self._later()
+        self._ask()
+        self._stir()
+
+    def _probe(self) -> None:
+        """Nobody answered the request: is the consumer gone, or is its leader being elected?"""
+        if self._is_probing or self._is_closed:
+            return
+        self._is_probing = True
+        self._owed = 0
+        task = self._connection.loop.create_task(self._look(), name="oncewire-pull-probe")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _look(self) -> None:
+        subject = f"$JS.API.CONSUMER.INFO.{self.stream}.{self.consumer}"
+        delay = ASK_AGAIN_S
+        while not self._is_closed:
+            with contextlib.suppress(OncewireError):
+                reply = await self._connection.call(subject, timeout_s=2.0, repeat=True)
+                if b'"err_code":10014' in reply.payload or b'"err_code":10059' in reply.payload:
+                    self._fail(NotFound(f"consumer {self.consumer} on stream {self.stream} does not exist"))
+                    return
+                if b'"error"' not in reply.payload:
+                    break
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, 2.0)
+        self._is_probing = False
+        self._owed = 0
+        self._later()
+
+    def _later(self) -> None:
+        self._connection.loop.call_later(ASK_AGAIN_S, self._ask)
+
+    def _watch(self) -> None:
+        """Two heartbeats of silence while something is owed: the requests are lost."""
+        if self._is_closed:
+            return
+        now = time.monotonic()
+        if self._owed and self._connection.is_ready and now - self._heard_at > 2 * self._heartbeat_s:
+            self.missed_heartbeats += 1
+            log.warning("pull %s/%s: no heartbeat, asking again", self.stream, self.consumer)
+            self._heard_at = now
+            self._owed = 0
+            self._ask()
+        self._timer = self._connection.loop.call_later(self._heartbeat_s, self._watch)
+
+    def _fail(self, error: OncewireError) -> None:
+        self._error = error
+        self._stir()
+
+    # ---- the connection tells
+
+    def on_connected(self) -> None:
+        self._heard_at = time.monotonic()
+        self._owed = 0
+        self._ask()
+
+    def on_lost(self, reason: str) -> None:  # noqa: ARG002 - the listener's shape
+        self._owed = 0
+        self._stir()
+
+    def on_denied(self, subject: str, error: PermissionDenied) -> None:
+        if subject.encode() == self._next:
+            self._fail(error)
+
+    def in_flight(self) -> int:
+        return 0
+
+    # ---- settling
+
+    def ack(self, messages: Iterable[Message]) -> None:
+        """Settle many as done, in one write."""
+        self.settle(messages, ACK)
+
+    def nak(self, messages: Iterable[Message], delay_s: float = 0.0) -> None:
+        """Ask for redelivery, after the delay."""
+        self.settle(messages, nak_verb(delay_s))
+
+    def term(self, messages: Iterable[Message], reason: str = "") -> None:
+        """Give up: never redeliver. On a work queue the message is gone, so store it elsewhere first."""
+        self.settle(messages, term_verb(reason))
+
+    def in_progress(self, messages: Iterable[Message]) -> None:
+        """Still at it: the ack_wait of each starts anew."""
+        self.settle(messages, IN_PROGRESS)
+
+    def settle(self, messages: Iterable[Message], verb: bytes) -> None:
+        """Unconfirmed. Raises NotConnected when there is no server: the messages come back."""
+        data = protocol.encode_acks([message.reply for message in messages], verb)
+        if data:
+            self._connection.write(data)
+
+    async def settle_confirmed(self, messages: Iterable[Message], verb: bytes = ACK, timeout_s: float = 5.0) -> None:
+        """Wait until the server has taken each settlement. It answers the same to a second and to a late one."""
+        calls = [
+            self._connection.call(message.reply.decode(), verb, timeout_s=timeout_s, repeat=True)
+            for message in messages
+        ]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, Unavailable):
+                raise Unavailable(f"a settlement was not confirmed: {outcome.message}")
+            if isinstance(outcome, BaseException):
+                raise outcome

@@ -1,0 +1,194 @@
+"""Reading what a stream holds, without a consumer: direct get of one message, of many, and of the last of each subject.
+
+Any replica may answer a direct get, also one that lags: a short tail is not proof that the tail is not there.
+Streams that do not allow direct get answer single reads through the leader (`STREAM.MSG.GET`), which is slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from oncewire.errors import (
+    ContractViolation,
+    NoResponders,
+    NotFound,
+    OutcomeUnknown,
+    ProtocolViolation,
+    Refused,
+    TimedOut,
+    Unavailable,
+)
+from oncewire.jetstream import codes, protocol
+from oncewire.jetstream.connection import Connection
+from oncewire.jetstream.protocol import Message
+
+GET_TIMEOUT_S: Final = 5.0
+GET_BATCH_MAX: Final = 1_000
+_OWN_HEADERS: Final = frozenset(
+    {"Nats-Stream", "Nats-Subject", "Nats-Sequence", "Nats-Time-Stamp", "Nats-Num-Pending", "Nats-Last-Sequence"}
+)
+
+
+class StoredMessage(msgspec.Struct, frozen=True):
+    """A message as the stream holds it. `timestamp` is the server's own text (RFC 3339, nanoseconds, UTC)."""
+
+    stream: str
+    subject: str
+    sequence: int
+    timestamp: str
+    headers: dict[str, str]
+    payload: bytes
+
+    @property
+    def timestamp_ns(self) -> int:
+        return parse_time_ns(self.timestamp)
+
+
+def parse_time_ns(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time in UTC, exactly: a datetime would cut them to microseconds."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    try:
+        seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+        return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
+    except ValueError:
+        raise ContractViolation(f"{text[:40]!r} is not a UTC time") from None
+
+
+def parse_stored(message: Message) -> StoredMessage:
+    """A reply of direct get: the stream's own facts stand among the headers."""
+    headers = message.headers
+    try:
+        return StoredMessage(
+            headers["Nats-Stream"],
+            headers["Nats-Subject"],
+            int(headers["Nats-Sequence"]),
+            headers["Nats-Time-Stamp"],
+            {name: value for name, value in headers.items() if name not in _OWN_HEADERS},
+            message.payload,
+        )
+    except (KeyError, ValueError):
+        raise ProtocolViolation(f"an answer of direct get lacks its headers: {message.header_raw[:120]!r}") from None
+
+
+async def get_message(
+    connection: Connection, stream: str, request: dict[str, Any], timeout_s: float = GET_TIMEOUT_S
+) -> StoredMessage:
+    """One message by {"seq"}, {"last_by_subj"} or {"seq", "next_by_subj"}. NotFound when there is none."""
+    what = f"message {request} of {stream}"
+    try:
+        reply = await connection.call(
+            f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), timeout_s=timeout_s, repeat=True
+        )
+    except NoResponders:
+        return await _get_from_leader(connection, stream, request, timeout_s)
+    status, text = protocol.parse_status(reply.header_raw)
+    if status == 404:
+        raise NotFound(f"{what} is not there")
+    if status:
+        raise Refused(f"{what}: {status} {text}")
+    return parse_stored(reply)
+
+
+async def _get_from_leader(
+    connection: Connection, stream: str, request: dict[str, Any], timeout_s: float
+) -> StoredMessage:
+    subject = f"$JS.API.STREAM.MSG.GET.{stream}"
+    reply = await connection.call(subject, msgspec.json.encode(request), timeout_s=timeout_s, repeat=True)
+    answer = msgspec.json.decode(reply.payload)
+    if "error" in answer:
+        raise codes.from_api(answer["error"], f"message {request} of {stream}")
+    found = answer["message"]
+    header = base64.b64decode(found.get("hdrs", ""))
+    return StoredMessage(
+        stream,
+        found["subject"],
+        found["seq"],
+        found["time"],
+        protocol.parse_headers(header),
+        base64.b64decode(found.get("data", "")),
+    )
+
+
+async def get_batch(
+    connection: Connection,
+    stream: str,
+    *,
+    count: int = GET_BATCH_MAX,
+    sequence: int = 1,
+    start_time: str = "",
+    subject: str = "",
+    bytes_max: int = 0,
+    timeout_s: float = GET_TIMEOUT_S,
+) -> list[StoredMessage]:
+    """Up to `count` messages from a sequence or a time on, in order; an empty list when there are none."""
+    request: dict[str, Any] = {"batch": min(count, GET_BATCH_MAX)}
+    request |= {"start_time": start_time} if start_time else {"seq": max(1, sequence)}
+    if subject:
+        request["next_by_subj"] = subject
+    if bytes_max:
+        request["max_bytes"] = bytes_max
+    return await _collect(connection, stream, request, timeout_s)
+
+
+async def get_last_of(
+    connection: Connection,
+    stream: str,
+    subjects: Sequence[str],
+    *,
+    up_to_sequence: int = 0,
+    timeout_s: float = GET_TIMEOUT_S,
+) -> list[StoredMessage]:
+    """The last message of each subject that matches: one consistent picture, at `up_to_sequence` when given."""
+    request: dict[str, Any] = {"multi_last": list(subjects), "batch": GET_BATCH_MAX}
+    if up_to_sequence:
+        request["up_to_seq"] = up_to_sequence
+    return await _collect(connection, stream, request, timeout_s)
+
+
+class _Collector:
+    """Gathers the replies of one batched get until the server says that it was the last."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.messages: list[Message] = []
+        self.done: asyncio.Future[tuple[int, str]] = loop.create_future()
+
+    def on_reply(self, number: int, message: Message) -> None:  # noqa: ARG002 - the reply's shape
+        status, text = protocol.parse_status(message.header_raw)
+        if not status:
+            self.messages.append(message)
+        elif not self.done.done():
+            self.done.set_result((status, text))
+
+
+async def _collect(
+    connection: Connection, stream: str, request: dict[str, Any], timeout_s: float
+) -> list[StoredMessage]:
+    deadline = time.monotonic() + timeout_s
+    if not connection.is_ready:
+        await connection.ready(deadline)
+    number = connection.take_numbers()
+    collector = _Collector(connection.loop)
+    connection.replies[number] = collector.on_reply
+    subject = protocol.encode_subject(f"$JS.API.DIRECT.GET.{stream}")
+    try:
+        connection.write(protocol.encode_pub(subject, connection.reply_to(number), msgspec.json.encode(request)))
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            status, text = await collector.done
+    except TimeoutError:
+        raise TimedOut(f"reading {stream} took longer than {timeout_s} s, {len(collector.messages)} came") from None
+    finally:
+        connection.replies.pop(number, None)
+    if status == 404:
+        return []
+    if status == 503:
+        raise Unavailable(f"stream {stream} does not answer direct get", hint="Is allow_direct on, does it exist?")
+    if status != 204:
+        raise (OutcomeUnknown if status >= 500 else Refused)(f"reading {stream}: {status} {text}")
+    return [parse_stored(message) for message in collector.messages]
