@@ -17,14 +17,16 @@ import msgspec
 
 from oncewire.errors import ContractViolation, NoResponders, OncewireError, ProtocolViolation, Refused, Unavailable
 from oncewire.jetstream import codes, protocol, stored
-from oncewire.jetstream.connection import Connection, ServerInfo, Subscription
+from oncewire.jetstream.connection import Connection, Subscription
 from oncewire.jetstream.keyvalue import KeyValue
 from oncewire.jetstream.options import DEFAULT_URL, OnChange, Options, State, parse_servers
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import PUBLISH_TIMEOUT_S, Outcome, Outgoing, PubAck, Publisher
 from oncewire.jetstream.pull import Pull
 from oncewire.jetstream.reader import Reader, Start
+from oncewire.jetstream.requests import Requests
 from oncewire.jetstream.stored import StoredMessage
+from oncewire.jetstream.wire import ServerInfo
 
 log = logging.getLogger("oncewire.jetstream")
 
@@ -43,6 +45,7 @@ class Client:
         self._options = options
         self._connection: Connection | None = None
         self._publisher: Publisher | None = None
+        self._requests: Requests | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Client:
@@ -57,6 +60,7 @@ class Client:
         connection = Connection(self._options)
         await connection.open()
         self._connection = connection
+        self._requests = Requests(connection)
         self._publisher = Publisher(connection, self.api)
 
     async def close(self) -> None:
@@ -79,8 +83,14 @@ class Client:
     @property
     def connection(self) -> Connection:
         if self._connection is None:
-            raise Refused("the client is not open", hint="Use `async with oncewire.connect(…) as client:`.")
+            raise _not_open()
         return self._connection
+
+    @property
+    def requests(self) -> Requests:
+        if self._requests is None:
+            raise _not_open()
+        return self._requests
 
     @property
     def state(self) -> State:
@@ -140,14 +150,14 @@ class Client:
     @property
     def publisher(self) -> Publisher:
         if self._publisher is None:
-            raise Refused("the client is not open", hint="Use `async with oncewire.connect(…) as client:`.")
+            raise _not_open()
         return self._publisher
 
     # ---- reading
 
     def pull(self, stream: str, consumer: str, **options: Any) -> Pull:
         """Pull from a durable consumer: `async with client.pull(…) as pull: messages = await pull.fetch()`."""
-        return Pull(self.connection, stream, consumer, **options)
+        return Pull(self.requests, stream, consumer, **options)
 
     def read(
         self,
@@ -160,7 +170,7 @@ class Client:
     ) -> Reader:
         """Read a stream in order, without a durable: `async with client.read(…) as reader: …`."""
         return Reader(
-            self.connection,
+            self.requests,
             self.api,
             stream,
             start=start or Start(),
@@ -171,15 +181,15 @@ class Client:
 
     async def get(self, stream: str, sequence: int) -> StoredMessage:
         """The message at a sequence. NotFound when it is not there (any more)."""
-        return await stored.get_message(self.connection, stream, {"seq": sequence})
+        return await stored.get_message(self.requests, stream, {"seq": sequence})
 
     async def get_next(self, stream: str, sequence: int, subject: str) -> StoredMessage:
         """The first message at or after a sequence whose subject matches."""
-        return await stored.get_message(self.connection, stream, {"seq": sequence, "next_by_subj": subject})
+        return await stored.get_message(self.requests, stream, {"seq": sequence, "next_by_subj": subject})
 
     async def get_last(self, stream: str, subject: str) -> StoredMessage:
         """The last message on a subject."""
-        return await stored.get_message(self.connection, stream, {"last_by_subj": subject})
+        return await stored.get_message(self.requests, stream, {"last_by_subj": subject})
 
     async def get_batch(self, stream: str, **options: Any) -> list[StoredMessage]:
         """Many messages from a sequence or a time on. See `stored.get_batch`."""
@@ -212,7 +222,7 @@ class Client:
         """
         payload = msgspec.json.encode(body) if body else b""
         try:
-            reply = await self.connection.call(f"$JS.API.{endpoint}", payload, timeout_s=timeout_s, repeat=repeat)
+            reply = await self.requests.call(f"$JS.API.{endpoint}", payload, timeout_s=timeout_s, repeat=repeat)
         except NoResponders:
             raise Unavailable(
                 f"JetStream does not answer ({endpoint})", hint="Is JetStream on, and does this user have access to it?"
@@ -231,7 +241,7 @@ class Client:
     ) -> Message:
         """One request in bytes, one reply. NoResponders at once when nobody listens."""
         header = protocol.encode_headers(headers) if headers else b""
-        return await self.connection.call(subject, payload, header=header, timeout_s=timeout_s)
+        return await self.requests.call(subject, payload, header=header, timeout_s=timeout_s)
 
     def subscribe(self, subject: str, deliver: Callable[[Message], None], *, queue: str = "") -> Subscription:
         """Plain NATS: each message that is published from now on, not stored, at most once."""
@@ -271,6 +281,10 @@ class Client:
         header = protocol.encode_headers(headers) if headers else b""
         with contextlib.suppress(Unavailable):  # the asker has a deadline of its own
             self.connection.write(protocol.encode_pub(message.reply, b"", answer, header))
+
+
+def _not_open() -> Refused:
+    return Refused("the client is not open", hint="Use `async with oncewire.connect(…) as client:`.")
 
 
 def encode_payload(payload: Payload) -> bytes:

@@ -27,18 +27,16 @@ import secrets
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
-from urllib.parse import urlsplit, urlunsplit
+from typing import Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
 import oncewire
 from oncewire.errors import (
     AuthenticationFailed,
-    NoResponders,
     NotConnected,
     OncewireError,
-    OutcomeUnknown,
     Overloaded,
     PermissionDenied,
     ProtocolViolation,
@@ -50,6 +48,8 @@ from oncewire.jetstream import protocol
 from oncewire.jetstream.auth import credentials
 from oncewire.jetstream.options import Options, State, address_of, host_and_port
 from oncewire.jetstream.protocol import Event, Info, Message, Ping, Pong, ServerError
+from oncewire.jetstream.servers import Servers
+from oncewire.jetstream.wire import ServerInfo, Wire
 
 log = logging.getLogger("oncewire.jetstream")
 
@@ -62,31 +62,6 @@ AUTH_REFUSALS_MAX = 3
 
 OnReply = Callable[[int, Message], None]
 OnMessage = Callable[[Message], None]
-
-
-class ServerInfo(msgspec.Struct, frozen=True):
-    """What the server says about itself."""
-
-    server_id: str = ""
-    server_name: str = ""
-    version: str = "0.0.0"
-    max_payload: int = 1024 * 1024
-    jetstream: bool = False
-    headers: bool = False
-    nonce: str = ""
-    tls_required: bool = False
-    tls_available: bool = False
-    auth_required: bool = False
-    ldm: bool = False
-    cluster: str = ""
-    domain: str = ""
-    connect_urls: tuple[str, ...] = ()
-
-    @property
-    def version_tuple(self) -> tuple[int, int, int]:
-        digits = [int("".join(filter(str.isdigit, part)) or 0) for part in self.version.split("-")[0].split(".")[:3]]
-        major, minor, patch = [*digits, 0, 0, 0][:3]
-        return major, minor, patch
 
 
 class Listener(Protocol):
@@ -108,69 +83,6 @@ class Subscription(msgspec.Struct, gc=False):
     denied: Callable[[PermissionDenied], None] | None = None
 
 
-class _Call(msgspec.Struct, gc=False):
-    subject: str
-    future: asyncio.Future[Message]
-
-
-class _Wire(asyncio.Protocol):
-    """One socket from connect to close. All decisions are the Connection's."""
-
-    def __init__(self, owner: Connection) -> None:
-        self.owner = owner
-        self.parser = protocol.Parser()
-        self.transport: asyncio.Transport | None = None
-        self.info: asyncio.Future[ServerInfo] = owner.loop.create_future()
-        self.greeted: asyncio.Future[None] = owner.loop.create_future()
-        self.pongs: list[asyncio.Future[None]] = []
-        self.error = ""
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
-        self.transport = transport  # type: ignore[assignment]
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            events = self.parser.feed(data)
-        except ProtocolViolation as violation:
-            self.fail(violation)
-            return
-        self.owner.on_events(self, events)
-
-    def fail(self, error: OncewireError) -> None:
-        """The other side broke the rules: drop the socket, say why."""
-        self.error = error.message
-        if not self.info.done():
-            self.info.set_exception(error)
-        if not self.greeted.done():
-            self.greeted.set_exception(error)
-        self.abort()
-
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        reason = self.error or (str(error) if error else "the server closed the connection")
-        gone = NotConnected(reason)
-        waiting: list[asyncio.Future[Any]] = [self.info, self.greeted, *self.pongs]
-        self.pongs.clear()
-        for future in waiting:
-            if not future.done():
-                future.set_exception(gone)
-            if not future.cancelled():
-                future.exception()  # seen: nobody may be waiting any more
-        self.owner.on_wire_lost(self, reason)
-
-    def pause_writing(self) -> None:
-        self.owner.on_writable(self, is_writable=False)
-
-    def resume_writing(self) -> None:
-        self.owner.on_writable(self, is_writable=True)
-
-
 class Connection:
     """See the module's head. Made inside a running event loop."""
 
@@ -188,11 +100,8 @@ class Connection:
         self._number = 0
         self._sid = INBOX_SID
         self._subs: dict[int, Subscription] = {}
-        self._calls: dict[int, _Call] = {}
-        self._pool = list(options.servers)
-        random.shuffle(self._pool)
-        self._explicit = frozenset(options.servers)
-        self._wire: _Wire | None = None
+        self._servers = Servers(options.servers, random.Random())  # noqa: S311 - spreads load, guards nothing
+        self._wire: Wire | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_flush_due = False
@@ -210,7 +119,7 @@ class Connection:
     async def open(self) -> None:
         """Connect to the first server that answers; each is tried once."""
         problems: list[tuple[str, OncewireError]] = []
-        for server in list(self._pool):
+        for server in self._servers.in_order():
             try:
                 await self._attach(server)
             except OncewireError as error:
@@ -293,7 +202,7 @@ class Connection:
 
     async def _attach(self, server: str) -> None:
         """One attempt at one server, bounded in time. Leaves no socket behind when it fails."""
-        wire = _Wire(self)
+        wire = Wire(self)
         try:
             async with asyncio.timeout(self.options.connect_timeout_s):
                 await self._greet(wire, server)
@@ -311,9 +220,9 @@ class Connection:
             raise
         self._adopt(wire, server)
 
-    async def _greet(self, wire: _Wire, server: str) -> None:
+    async def _greet(self, wire: Wire, server: str) -> None:
         host, port = host_and_port(server)
-        tls = self._tls_for(server)
+        tls = self.options.tls or ssl.create_default_context()
         if self.options.tls_first:
             await self.loop.create_connection(lambda: wire, host, port, ssl=tls, server_hostname=host)
         else:
@@ -330,12 +239,6 @@ class Connection:
         wire.transport.write(self._hello(server, info) + protocol.PING)
         await wire.greeted
 
-    def _tls_for(self, server: str) -> ssl.SSLContext:
-        if self.options.tls is not None:
-            return self.options.tls
-        del server
-        return ssl.create_default_context()
-
     def _hello(self, server: str, info: ServerInfo) -> bytes:
         body: dict[str, object] = {
             "verbose": False,
@@ -350,7 +253,7 @@ class Connection:
         }
         return protocol.encode_connect(body | credentials(self.options, server, info.nonce))
 
-    def _adopt(self, wire: _Wire, server: str) -> None:
+    def _adopt(self, wire: Wire, server: str) -> None:
         """The handshake is done: this is the connection from now on."""
         if wire.is_lost:
             raise Unavailable(wire.error or "the server closed the connection")
@@ -360,7 +263,7 @@ class Connection:
         self._pings_out = 0
         self._is_moving = False
         self._is_writable = True
-        self._learn_servers(self.server)
+        self._learn(self.server)
         subs = [protocol.encode_sub(self.inbox + b"*", INBOX_SID)]
         subs += [protocol.encode_sub(sub.subject, sub.sid, sub.queue) for sub in self._subs.values()]
         self._out[:] = subs
@@ -374,7 +277,7 @@ class Connection:
 
     # ---- what the server says
 
-    def on_events(self, wire: _Wire, events: list[Event]) -> None:
+    def on_events(self, wire: Wire, events: list[Event]) -> None:
         """Hand out what one read brought. A callback that raises is a bug of ours: it must not stop the others."""
         replies, subs, cut = self.replies, self._subs, self._inbox_len
         for event in events:
@@ -394,7 +297,7 @@ class Connection:
             except Exception:
                 log.exception("a handler failed on %r", type(event).__name__)
 
-    def _on_control(self, wire: _Wire, event: Event) -> None:
+    def _on_control(self, wire: Wire, event: Event) -> None:
         if isinstance(event, Ping):
             if wire.transport is not None:
                 wire.transport.write(protocol.PONG)
@@ -405,7 +308,7 @@ class Connection:
         elif isinstance(event, ServerError):
             self._on_error(wire, event.text)
 
-    def _on_pong(self, wire: _Wire) -> None:
+    def _on_pong(self, wire: Wire) -> None:
         self._pings_out = 0
         if not wire.greeted.done():
             wire.greeted.set_result(None)
@@ -414,7 +317,7 @@ class Connection:
             if not waiting.done():
                 waiting.set_result(None)
 
-    def _on_info(self, wire: _Wire, event: Info) -> None:
+    def _on_info(self, wire: Wire, event: Info) -> None:
         try:
             info = msgspec.convert(event.body, ServerInfo, strict=True)
         except msgspec.ValidationError as error:
@@ -425,13 +328,13 @@ class Connection:
             wire.info.set_result(info)
         elif wire is self._wire:
             self.server = msgspec.structs.replace(info, nonce="")
-            self._learn_servers(info)
+            self._learn(info)
             if info.ldm and not self._is_moving:
                 self._start_move()
         else:
             self.server = info  # a second INFO during the handshake: after TLS, or with the account's limits
 
-    def _on_error(self, wire: _Wire, text: str) -> None:
+    def _on_error(self, wire: Wire, text: str) -> None:
         low = text.lower()
         if low.startswith("permissions violation"):
             self._on_denied(text)
@@ -459,26 +362,13 @@ class Connection:
             return
         for listener in list(self.listeners):
             listener.on_denied(subject, error)
-        for number, call in list(self._calls.items()):
-            if call.subject == subject:
-                self._finish_call(number, error)
 
-    def _learn_servers(self, info: ServerInfo) -> None:
-        """The cluster's members: new ones are added, those that left are forgotten, given ones stay."""
-        if not info.connect_urls:
-            return
-        scheme = "tls" if info.tls_required or urlsplit(self.server_url).scheme == "tls" else "nats"
-        at = urlsplit(self.server_url).netloc.rpartition("@")
-        told = [urlunsplit((scheme, at[0] + at[1] + url, "", "", "")) for url in info.connect_urls[:SERVERS_MAX]]
-        known = {address_of(server) for server in self._pool}
-        fresh = [server for server in told if address_of(server) not in known]
-        random.shuffle(fresh)
-        keep = {address_of(server) for server in (*told, self.server_url)}
-        self._pool = [s for s in self._pool if s in self._explicit or address_of(s) in keep] + fresh
+    def _learn(self, info: ServerInfo) -> None:
+        self._servers.learn(self.server_url, info.connect_urls, is_tls=info.tls_required)
 
     # ---- loss, moving, reconnecting
 
-    def on_wire_lost(self, wire: _Wire, reason: str) -> None:
+    def on_wire_lost(self, wire: Wire, reason: str) -> None:
         if wire is not self._wire:
             return
         self._wire = None
@@ -496,16 +386,14 @@ class Connection:
     def _tell_lost(self, reason: str) -> None:
         for listener in list(self.listeners):
             listener.on_lost(reason)
-        for number in list(self._calls):
-            self._finish_call(number, OutcomeUnknown(f"the connection broke before the answer came: {reason}"))
 
     async def _reconnect(self) -> None:
         """Try server after server, for ever, with a growing and jittered pause after each round."""
-        self._rotate()
+        self._servers.put_last(self.server_url)
         delay = self.options.reconnect_delay_min_s
         while True:
             refused: OncewireError | None = None
-            for server in list(self._pool):
+            for server in self._servers.in_order():
                 try:
                     await self._attach(server)
                 except AuthenticationFailed as error:
@@ -525,17 +413,11 @@ class Connection:
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
             delay = min(delay * 2, self.options.reconnect_delay_max_s)
 
-    def _rotate(self) -> None:
-        """The server that we just left comes last."""
-        here = address_of(self.server_url)
-        self._pool.sort(key=lambda server: address_of(server) == here)
-
     def _start_move(self) -> None:
         """Lame duck: leave before the server closes, when there is somewhere to go."""
-        here = address_of(self.server_url)
-        if all(address_of(server) == here for server in self._pool):
+        if not self._servers.has_other_than(self.server_url):
             return
-        log.warning("nats %s is going away: moving to another server", here)
+        log.warning("nats %s is going away: moving to another server", address_of(self.server_url))
         self._is_moving = True
         self._update_ready()
         self._task = self.loop.create_task(self._move(), name="oncewire-move")
@@ -543,7 +425,7 @@ class Connection:
     async def _move(self) -> None:
         wire = self._wire
         deadline = time.monotonic() + MOVE_WAIT_S
-        while self._in_flight() and time.monotonic() < deadline and self._wire is wire:
+        while self._in_flight() and time.monotonic() < deadline and self._wire is wire:  # noqa: ASYNC110 - rare, bounded
             await asyncio.sleep(0.005)
         if wire is not None and self._wire is wire:
             self._flush_to(wire)
@@ -552,7 +434,7 @@ class Connection:
                 wire.transport.close()
 
     def _in_flight(self) -> int:
-        return len(self._calls) + sum(listener.in_flight() for listener in self.listeners)
+        return sum(listener.in_flight() for listener in self.listeners)
 
     # ---- keep-alive
 
@@ -577,7 +459,7 @@ class Connection:
         self._send_ping(wire, self.loop.create_future())
         self._start_ping()
 
-    def _send_ping(self, wire: _Wire, answered: asyncio.Future[None]) -> None:
+    def _send_ping(self, wire: Wire, answered: asyncio.Future[None]) -> None:
         answered.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         wire.pongs.append(answered)
         self._out.append(protocol.PING)  # past the limit on what waits: it is how a server that stopped is noticed
@@ -626,14 +508,14 @@ class Connection:
         if self._wire is not None and self._out:
             self._flush_to(self._wire)
 
-    def _flush_to(self, wire: _Wire) -> None:
+    def _flush_to(self, wire: Wire) -> None:
         out = self._out
         if wire.transport is not None and out:
             wire.transport.write(b"".join(out) if len(out) > 1 else out[0])
         out.clear()
         self._out_bytes = 0
 
-    def on_writable(self, wire: _Wire, *, is_writable: bool) -> None:
+    def on_writable(self, wire: Wire, *, is_writable: bool) -> None:
         if wire is self._wire:
             self._is_writable = is_writable
             self._update_ready()
@@ -685,54 +567,6 @@ class Connection:
                 f"the message has {size} bytes with headers, {limit} are allowed",
                 hint="Store large content elsewhere and send its address.",
             )
-
-    # ---- requests
-
-    async def call(
-        self, subject: str, payload: bytes = b"", *, header: bytes = b"", timeout_s: float = 5.0, repeat: bool = False
-    ) -> Message:
-        """One request, one reply. With `repeat` it is sent again when the connection breaks: only for what may be."""
-        deadline = time.monotonic() + timeout_s
-        encoded = protocol.encode_subject(subject)
-        self.check_size(len(header) + len(payload))
-        while True:
-            if not self.is_ready:
-                await self.ready(deadline)
-            try:
-                return await self._call_once(subject, encoded, payload, header, deadline, timeout_s)
-            except OutcomeUnknown:
-                if not repeat or self.state in (State.CLOSED, State.DRAINING):
-                    raise
-
-    async def _call_once(
-        self, subject: str, encoded: bytes, payload: bytes, header: bytes, deadline: float, timeout_s: float
-    ) -> Message:
-        number = self.take_numbers()
-        call = _Call(subject, self.loop.create_future())
-        self._calls[number] = call
-        self.replies[number] = self._on_call_reply
-        try:
-            self.write(protocol.encode_pub(encoded, self.reply_to(number), payload, header))
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                reply = await call.future
-        except TimeoutError:
-            raise TimedOut(f"no answer on {subject} within {timeout_s} s") from None
-        finally:
-            self.replies.pop(number, None)
-            self._calls.pop(number, None)
-        if reply.header_raw and not reply.payload and reply.status == 503:
-            raise NoResponders(f"nobody answers on {subject}", hint="Is the service running, and on this account?")
-        return reply
-
-    def _on_call_reply(self, number: int, message: Message) -> None:
-        call = self._calls.get(number)
-        if call is not None and not call.future.done():
-            call.future.set_result(message)
-
-    def _finish_call(self, number: int, error: OncewireError) -> None:
-        call = self._calls.get(number)
-        if call is not None and not call.future.done():
-            call.future.set_exception(error)
 
 
 def _worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:

@@ -34,9 +34,9 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import protocol
-from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.options import State
 from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.requests import Requests
 
 log = logging.getLogger("oncewire.jetstream")
 
@@ -100,7 +100,7 @@ class Pull:
 
     def __init__(
         self,
-        connection: Connection,
+        requests: Requests,
         stream: str,
         consumer: str,
         *,
@@ -112,9 +112,10 @@ class Pull:
     ) -> None:
         if not 1 <= batch <= BATCH_MAX or ahead < 1 or heartbeat_s * 2 > expires_s:
             raise ContractViolation(
-                f"a pull asks for 1 to {BATCH_MAX} messages, at least one request ahead, and expires after two heartbeats"
+                f"a pull asks for 1 to {BATCH_MAX} messages, has a request ahead, and expires after two heartbeats"
             )
-        self._connection = connection
+        self._calls = requests
+        connection = self._connection = requests.connection
         self.stream = stream
         self.consumer = consumer
         self._batch = batch
@@ -272,7 +273,7 @@ class Pull:
         delay = ASK_AGAIN_S
         while not self._is_closed:
             with contextlib.suppress(OncewireError):
-                reply = await self._connection.call(subject, timeout_s=2.0, repeat=True)
+                reply = await self._calls.call(subject, timeout_s=2.0, repeat=True)
                 if b'"err_code":10014' in reply.payload or b'"err_code":10059' in reply.payload:
                     self._fail(NotFound(f"consumer {self.consumer} on stream {self.stream} does not exist"))
                     return
@@ -349,8 +350,7 @@ class Pull:
     async def settle_confirmed(self, messages: Iterable[Message], verb: bytes = ACK, timeout_s: float = 5.0) -> None:
         """Wait until the server has taken each settlement. It answers the same to a second and to a late one."""
         calls = [
-            self._connection.call(message.reply.decode(), verb, timeout_s=timeout_s, repeat=True)
-            for message in messages
+            self._calls.call(message.reply.decode(), verb, timeout_s=timeout_s, repeat=True) for message in messages
         ]
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, Unavailable):

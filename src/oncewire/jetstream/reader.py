@@ -18,10 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from oncewire.errors import Corrupt, NotFound, OncewireError
-from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.options import State
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Pull, parse_reply
+from oncewire.jetstream.requests import Requests
 
 READER_PREFIX: Final = "ow-reader-"
 INACTIVE_S: Final = 30.0
@@ -44,7 +44,7 @@ class Reader:
 
     def __init__(
         self,
-        connection: Connection,
+        requests: Requests,
         api: Api,
         stream: str,
         *,
@@ -54,7 +54,7 @@ class Reader:
         batch: int = READ_BATCH,
         heartbeat_s: float = 5.0,
     ) -> None:
-        self._connection = connection
+        self._requests = requests
         self._api = api
         self.stream = stream
         self._start = start
@@ -82,7 +82,7 @@ class Reader:
         pull, self._pull = self._pull, None
         if pull is not None:
             pull.close()
-            if self._connection.state is State.CONNECTED:
+            if self._requests.connection.state is State.CONNECTED:
                 with contextlib.suppress(OncewireError):
                     await self._api(f"CONSUMER.DELETE.{self.stream}.{pull.consumer}", {})
 
@@ -147,7 +147,7 @@ class Reader:
         await self._api(f"CONSUMER.CREATE.{self.stream}.{name}", body)
         self._expected = 1
         self._pull = Pull(
-            self._connection, self.stream, name, batch=self._batch, expires_s=15.0, heartbeat_s=self._heartbeat_s
+            self._requests, self.stream, name, batch=self._batch, expires_s=15.0, heartbeat_s=self._heartbeat_s
         )
 
     def _check_same(self, info: dict[str, Any]) -> None:

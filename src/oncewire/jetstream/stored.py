@@ -28,6 +28,7 @@ from oncewire.errors import (
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.requests import Requests
 
 GET_TIMEOUT_S: Final = 5.0
 GET_BATCH_MAX: Final = 1_000
@@ -78,16 +79,16 @@ def parse_stored(message: Message) -> StoredMessage:
 
 
 async def get_message(
-    connection: Connection, stream: str, request: dict[str, Any], timeout_s: float = GET_TIMEOUT_S
+    requests: Requests, stream: str, request: dict[str, Any], timeout_s: float = GET_TIMEOUT_S
 ) -> StoredMessage:
     """One message by {"seq"}, {"last_by_subj"} or {"seq", "next_by_subj"}. NotFound when there is none."""
     what = f"message {request} of {stream}"
     try:
-        reply = await connection.call(
+        reply = await requests.call(
             f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), timeout_s=timeout_s, repeat=True
         )
     except NoResponders:
-        return await _get_from_leader(connection, stream, request, timeout_s)
+        return await _get_from_leader(requests, stream, request, timeout_s)
     status, text = protocol.parse_status(reply.header_raw)
     if status == 404:
         raise NotFound(f"{what} is not there")
@@ -96,11 +97,9 @@ async def get_message(
     return parse_stored(reply)
 
 
-async def _get_from_leader(
-    connection: Connection, stream: str, request: dict[str, Any], timeout_s: float
-) -> StoredMessage:
+async def _get_from_leader(requests: Requests, stream: str, request: dict[str, Any], timeout_s: float) -> StoredMessage:
     subject = f"$JS.API.STREAM.MSG.GET.{stream}"
-    reply = await connection.call(subject, msgspec.json.encode(request), timeout_s=timeout_s, repeat=True)
+    reply = await requests.call(subject, msgspec.json.encode(request), timeout_s=timeout_s, repeat=True)
     answer = msgspec.json.decode(reply.payload)
     if "error" in answer:
         raise codes.from_api(answer["error"], f"message {request} of {stream}")
