@@ -84,11 +84,11 @@ class DataFolder:
 
     def create(self) -> None:
         """Make what is missing; say in one sentence why it cannot be used."""
+        self.check_usable()
         with translated(self.path):
             self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
             self.nats.mkdir(mode=0o700, exist_ok=True)
             self.postgres.mkdir(mode=0o755, exist_ok=True)
-        self.check_usable()
 
     def check_usable(self) -> None:
         """That this user can write what is there, and make what is missing. Changes nothing."""

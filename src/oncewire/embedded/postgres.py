@@ -46,6 +46,10 @@ _OPTIONS = {
 }
 
 
+_DAMAGE = ("PANIC", "incompatible with server", "could not open", "could not read", "invalid", "incorrect checksum")
+"""What PostgreSQL says when it cannot start on its own files."""
+
+
 def programs() -> Path:
     """The folder with the newest `postgres` of the wheel. The package itself is not imported: that is slow."""
     spec = importlib.util.find_spec(PACKAGE)
@@ -225,7 +229,7 @@ class Postgres:
                 f"PostgreSQL does not run as root, and it could not be given another user{quoted(said)}",
                 hint="Run as an ordinary user, or use a PostgreSQL that runs: set ONCEWIRE_POSTGRES_URL.",
             )
-        if any(sign in said for sign in ("PANIC", "could not locate a valid checkpoint", "invalid data in file")):
+        if any(sign in said for sign in _DAMAGE):
             return Corrupt(
                 f"{self._data} is damaged{quoted(said)}",
                 hint=f"Restore it from a backup, or move {self._folder} away to start with an empty database.",

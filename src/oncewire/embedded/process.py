@@ -193,6 +193,7 @@ async def stop_leftover(mark: Mark, *steps: tuple[int, float]) -> None:
         with contextlib.suppress(ProcessLookupError):
             if mark.is_alive:
                 os.kill(mark.pid, number)
+                os.kill(mark.pid, signal.SIGCONT)  # a stopped process would not hear it
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while mark.is_alive:  # noqa: ASYNC110  nothing signals the end of somebody else's child

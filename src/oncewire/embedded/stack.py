@@ -99,17 +99,7 @@ class Stack:
     async def watch(self) -> None:
         """Returns never: raises when a part dies. Keeps the logs below their size."""
         children = [part.child for part in self._parts.values() if part.child]
-        ends = {asyncio.create_task(child.wait()): child for child in children}
-        try:
-            while True:
-                ended = (await asyncio.wait(ends, timeout=WATCH_S))[0] if ends else await asyncio.sleep(WATCH_S, set())
-                for end in ended:
-                    raise ends[end].died("while serving")
-                for child in children:
-                    child.log.trim()
-        finally:
-            for end in ends:
-                end.cancel()
+        await together(_trim(children), *(_fail_when_ended(child) for child in children))
 
     async def stop(self) -> None:
         """In order, each with its bounded wait: the last part first."""
@@ -124,3 +114,15 @@ class Stack:
         """Without waiting and without order."""
         for part in self._parts.values():
             part.force()
+
+
+async def _fail_when_ended(child: Child) -> None:
+    await child.wait()
+    raise child.died("while serving")
+
+
+async def _trim(children: list[Child]) -> None:
+    while True:
+        await asyncio.sleep(WATCH_S)
+        for child in children:
+            child.log.trim()
