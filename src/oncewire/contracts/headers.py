@@ -1,0 +1,28 @@
+"""The names of the headers that Oncewire reads and writes, each in one place.
+
+A replay carries what the original was resolved to, so that filling-in gives the same envelope again (runtime.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+Headers = Mapping[str, str]
+"""One value per name, as NATS spells the name: its headers are case-sensitive."""
+
+MSG_ID = "Nats-Msg-Id"
+TRACEPARENT = "traceparent"
+TRACESTATE = "tracestate"
+
+REPLAY_FOR = "Oncewire-Replay-For"
+"""The consumer that a replay is meant for; others ack it without running."""
+REPLAY_ID = "Oncewire-Replay-Id"
+REPLAY_IDEMPOTENCY_KEY = "Oncewire-Replay-Idempotency-Key"
+REPLAY_TS = "Oncewire-Replay-Ts"
+REPLAY_ORIGIN = "Oncewire-Replay-Origin"
+REPLAY_REPLACES = "Oncewire-Replay-Replaces"
+"""Hex digest of the content that an edited replay replaces."""
+
+DLQ_PREFIX = "Oncewire-Dlq-"
+ORIGINAL_PREFIX = "Oncewire-Orig-"
+"""The original's headers stand under this prefix in a dead letter, so that they do not act again."""

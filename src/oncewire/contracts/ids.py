@@ -1,0 +1,98 @@
+"""Identities, digests and message ids: who is the same as whom.
+
+Every id is a hash over parts that are written with their lengths, so that no two lists of parts give one text: with
+less in it, or joined by a separator, messages swallow each other. Ids are SHA-256 cut to 160 bits.
+
+Identities (`…_identity`) are what a ledger remembers. Each begins with a word for its kind: a key that a producer
+chose can never pass for a position or for a chat message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import msgspec
+
+from oncewire.contracts.canonical import canonical
+
+_HEX_CHARS = 40
+_TEXT = msgspec.json.Encoder().encode
+
+
+class Origin(NamedTuple):
+    """Where a message stands: its position, and the times that tell a recreated or restored stream from the old one."""
+
+    stream: str
+    created_ns: int
+    sequence: int
+    timestamp_ns: int
+
+
+def joined(kind: str, *parts: str | int) -> str:
+    """`kind` and the parts as one text; different lists never give the same."""
+    return f"{kind}:" + "".join(f"{len(text)}:{text}" for text in map(str, parts))
+
+
+def _hashed(kind: str, *parts: str | int) -> str:
+    text = joined(kind, *parts).encode("utf-8", "surrogatepass")
+    return f"{kind}.{hashlib.sha256(text).hexdigest()[:_HEX_CHARS]}"
+
+
+def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:
+    """`Nats-Msg-Id` of the effect number `index` of one input of an agent."""
+    return _hashed("fx", tenant, workspace, agent, identity, index)
+
+
+def input_id(tenant: str, workspace: str, subject: str, idempotency_key: str, digest: bytes) -> str:
+    """`Nats-Msg-Id` of a message that a client publishes to `evt.>` or `cmd.>`."""
+    return _hashed("in", tenant, workspace, subject, idempotency_key, digest.hex())
+
+
+def letter_id(origin: Origin, consumer: str) -> str:
+    """`Nats-Msg-Id` of the one dead letter that a message can have for a consumer."""
+    return _hashed("dl", *origin, consumer)
+
+
+def replay_id(letter: str, generation: int) -> str:
+    """`Nats-Msg-Id` of the replay number `generation` of a letter, which is named by its own id."""
+    return _hashed("rp", letter, generation)
+
+
+def origin_id(origin: Origin) -> str:
+    """The id of a message whose producer gave it none."""
+    return _hashed("at", *origin)
+
+
+def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
+    """SHA-256 over the canonical form of type and payload: whether two messages say the same."""
+    return hashlib.sha256(b'{"payload":%b,"type":%b}' % (canonical_payload, _TEXT(message_type))).digest()
+
+
+def idempotency_key(message_type: str, message_id: str, payload: dict[str, object]) -> str:
+    """The key of a MessageEnvelope: `sha256:` + hex over the canonical JSON of the three."""
+    named = {"message_type": message_type, "message_id": message_id, "payload": payload}
+    return f"sha256:{hashlib.sha256(canonical(named)).hexdigest()}"
+
+
+def key_identity(key: str) -> str:
+    """On `sr.>`, `evt.>`, `cmd.>`: the idempotency key."""
+    return f"key:{key}"
+
+
+def event_identity(message_id: str) -> str:
+    """On the platform's subjects: the message id, which they also call event_id."""
+    return f"id:{message_id}"
+
+
+def position_identity(origin: Origin) -> str:
+    """Where nothing in the message tells it apart."""
+    return joined("at", *origin)
+
+
+def produce_identity(tenant: str, requested_topic: str, key: str) -> str:
+    return joined("produce", tenant, requested_topic, key)
+
+
+def consume_identity(tenant: str, requested_topic: str, key: str, group: str) -> str:
+    return joined("consume", tenant, requested_topic, key, group)

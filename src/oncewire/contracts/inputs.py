@@ -1,0 +1,112 @@
+"""What an agent reads: one shape for both envelopes, with the identity and the digest that the ledger needs.
+
+A handler sees a RuntimeEnvelope whatever the wire carried: HUMAN is a user, AGENT an agent, SYSTEM a system or a
+service; `timestamp` is `ts`; the tenant of a MessageEnvelope is its `payload.tenant_id`, else `default`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from oncewire.contracts import catalog, ids, message, runtime, subjects, trace
+from oncewire.contracts.headers import Headers
+from oncewire.contracts.message import ActorKind, MessageEnvelope, RawMessage
+from oncewire.contracts.runtime import Actor, PrincipalType, RuntimeEnvelope, SecurityContext, Source
+from oncewire.errors import ContractViolation
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MS = timedelta(milliseconds=1)
+_ROLE: dict[ActorKind, PrincipalType] = {"HUMAN": "user", "AGENT": "agent", "SYSTEM": "system"}
+_KIND: dict[str, ActorKind] = {"user": "HUMAN", "agent": "AGENT", "system": "SYSTEM", "service": "SYSTEM"}
+
+
+class Input(NamedTuple):
+    """A message, ready for a handler. `digest` is over type and payload: what it says, not where it stands."""
+
+    envelope: RuntimeEnvelope
+    identity: str
+    digest: bytes
+
+
+_family = lru_cache(maxsize=4096)(catalog.family)
+
+
+def read_input(body: bytes, *, subject: str, origin: ids.Origin, carried: Headers) -> Input:
+    """Read a message of an agent's stream by the contract of its subject, or ContractViolation."""
+    match _family(subject):
+        case catalog.Family.RUNTIME:
+            sent, payload, written = runtime.open_runtime(body)
+            envelope = runtime.fill(sent, payload, subject=subject, origin=origin, carried=carried)
+            identity = ids.key_identity(envelope.idempotency_key)
+        case catalog.Family.MESSAGE:
+            raw, payload, written = message.open_message(body)
+            envelope = _view(raw, payload, carried)
+            identity = message_identity(subject, raw)
+        case _:
+            raise ContractViolation(
+                f"no envelope for agents is carried on {subject!r}",
+                field="subject",
+                hint="Agents read evt.>, cmd.>, sr.> and the platform's subjects.",
+            )
+    return Input(envelope, identity, ids.content_digest(envelope.type, written))
+
+
+def message_identity(subject: str, envelope: MessageEnvelope | RawMessage) -> str:
+    """What makes a MessageEnvelope the same message: its key on `sr.>`, its id on the platform's subjects."""
+    if subject.startswith("sr."):
+        return ids.key_identity(envelope.idempotency_key)
+    return ids.event_identity(envelope.message_id)
+
+
+def view(envelope: MessageEnvelope, carried: Headers) -> RuntimeEnvelope:
+    """A MessageEnvelope in the one shape that handlers see."""
+    return _view(envelope, envelope.payload, carried)
+
+
+def _view(envelope: MessageEnvelope | RawMessage, payload: dict[str, Any], carried: Headers) -> RuntimeEnvelope:
+    role = _ROLE[envelope.actor_kind]
+    entropy = hashlib.sha256(envelope.message_id.encode()).digest()[: trace.ENTROPY_BYTES]
+    context = trace.extract(carried) or trace.start(entropy)
+    return RuntimeEnvelope(
+        id=envelope.message_id,
+        ts=(envelope.timestamp - _EPOCH) // _MS,
+        type=envelope.message_type,
+        trace_id=context.trace_id,
+        span_id=context.span_id,
+        tenant=_tenant(payload),
+        workspace=subjects.DEFAULT_WORKSPACE,
+        actor=Actor(envelope.actor_id, role),
+        payload=payload,
+        idempotency_key=envelope.idempotency_key,
+        source=Source(runtime.UNKNOWN, runtime.UNKNOWN),
+        security_context=SecurityContext(envelope.actor_id, role),
+        causation_id=envelope.causation_id or None,
+        correlation_id=envelope.correlation_id or None,
+    )
+
+
+def _tenant(payload: dict[str, Any]) -> str:
+    tenant = payload.get("tenant_id")
+    if tenant is None or tenant == "":
+        return subjects.DEFAULT_TENANT
+    if not isinstance(tenant, str):
+        # Falling back to the default here would mix one tenant's messages into another's.
+        raise ContractViolation("MessageEnvelope: payload.tenant_id: must be text", field="payload.tenant_id")
+    return tenant
+
+
+def as_message(envelope: RuntimeEnvelope) -> MessageEnvelope:
+    """The way back, for effects that go to `sr.>` or the platform: services and systems are both SYSTEM."""
+    return message.new_message(
+        envelope.type,
+        envelope.payload,
+        message_id=envelope.id,
+        timestamp=_EPOCH + envelope.ts * _MS,
+        actor_id=envelope.actor.id,
+        actor_kind=_KIND[envelope.security_context.principal_type],
+        correlation_id=envelope.correlation_id,
+        causation_id=envelope.causation_id,
+    )

@@ -1,0 +1,164 @@
+"""MessageEnvelope 1.0: the transport wrapper of domain events, commands and queries on `sr.>` and the platform.
+
+Required fields, UTC timestamps and actor kinds as the spec says; unknown fields are ignored. `event_id` is read as
+`message_id` when that is missing, since the platform's producers call it so. A timestamp without an offset, or with
+another than UTC, is refused: the contract says UTC, and a guess would be wrong by hours in silence. Digits beyond
+microseconds are rounded.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from oncewire.contracts import canonical, ids
+from oncewire.contracts.codec import (
+    ENCODE,
+    ID_CHARS_MAX,
+    NAME_CHARS_MAX,
+    Contract,
+    inside,
+    read_payload,
+    refuse_repeats,
+)
+from oncewire.errors import ContractViolation
+
+VERSION: Literal["1.0"] = "1.0"
+NAME = "MessageEnvelope"
+
+ActorKind = Literal["HUMAN", "AGENT", "SYSTEM"]
+Id = Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX)]
+Utc = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": "([Zz]|[+-]00:00)$"})]
+
+
+class _Required(Struct, frozen=True, kw_only=True):
+    schema_version: Annotated[Literal["1.0"], Meta(description="Version of this contract.")]
+    message_type: Annotated[
+        str, Meta(min_length=1, max_length=NAME_CHARS_MAX, description="Matches the domain's event_type.")
+    ]
+    message_id: Annotated[Id, Meta(description="Unique id of the message; also read from event_id.")]
+    timestamp: Annotated[Utc, Meta(description="When the message was created, in UTC.")]
+    actor_id: Annotated[Id, Meta(description="Who triggered this message.")]
+    actor_kind: Annotated[ActorKind, Meta(description="What kind of actor that is.")]
+    idempotency_key: Annotated[
+        Id, Meta(description="sha256: + hex over the canonical JSON (RFC 8785) of message_type, message_id, payload.")
+    ]
+
+
+class MessageEnvelope(_Required, frozen=True, kw_only=True):
+    """A message as its readers get it. Make one with `new_message`, which derives the idempotency key."""
+
+    payload: Annotated[dict[str, Any], Meta(description="The event itself.")]
+    correlation_id: Annotated[Id | None, Meta(description="Ties together what one request caused.")] = None
+    causation_id: Annotated[Id | None, Meta(description="The message that caused this one.")] = None
+
+
+class RawMessage(_Required, frozen=True, kw_only=True):
+    """The envelope with its payload still as text, and with absent told from null: as it stands on the wire."""
+
+    payload: Raw
+    correlation_id: Id | UnsetType | None = UNSET
+    causation_id: Id | UnsetType | None = UNSET
+
+
+def _event_id_as_message_id(body: bytes) -> bytes | None:
+    members = msgspec.json.decode(body, type=dict[str, Raw])
+    if "message_id" in members or "event_id" not in members:
+        return None
+    return ENCODE({"message_id" if name == "event_id" else name: raw for name, raw in members.items()})
+
+
+_WIRE = Contract(NAME, msgspec.json.Decoder(RawMessage), "schema_version", VERSION, _event_id_as_message_id)
+
+
+def peek_message(body: bytes) -> RawMessage:
+    """The fields around the payload, for those who route without reading it: the payload is not looked at."""
+    return _WIRE.read(body)
+
+
+def open_message(body: bytes) -> tuple[RawMessage, dict[str, Any], bytes]:
+    """A message checked in full: its fields, its payload, and the payload's canonical form for digests."""
+    raw = _WIRE.read(body)
+    # Tight: re-encoding can lengthen only the timestamp, and by less than any field that could stand there twice.
+    refuse_repeats(NAME, body, ENCODE(raw), tight=True)
+    check(raw)
+    return raw, *read_payload(NAME, raw.payload)
+
+
+def decode_message(body: bytes) -> MessageEnvelope:
+    """The message in `body`, or ContractViolation naming the field; UnsupportedVersion for another schema_version."""
+    raw, payload, _ = open_message(body)
+    return MessageEnvelope(
+        schema_version=raw.schema_version,
+        message_type=raw.message_type,
+        message_id=raw.message_id,
+        timestamp=raw.timestamp,
+        actor_id=raw.actor_id,
+        actor_kind=raw.actor_kind,
+        idempotency_key=raw.idempotency_key,
+        payload=payload,
+        correlation_id=raw.correlation_id or None,
+        causation_id=raw.causation_id or None,
+    )
+
+
+def encode_message(envelope: MessageEnvelope) -> bytes:
+    """The body of a message, its payload in canonical form. Refuses what `decode_message` would refuse."""
+    try:
+        payload = canonical.canonical(envelope.payload)
+    except ContractViolation as wrong:
+        raise inside(NAME, "payload", wrong) from None
+    fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
+    fields |= {name: UNSET for name in ("correlation_id", "causation_id") if fields[name] is None}
+    body = ENCODE(RawMessage(**fields | {"payload": Raw(payload)}))
+    check(_WIRE.read(body))
+    return body
+
+
+def new_message(
+    message_type: str,
+    payload: dict[str, Any],
+    *,
+    message_id: str,
+    timestamp: datetime,
+    actor_id: str,
+    actor_kind: ActorKind,
+    correlation_id: str | None = None,
+    causation_id: str | None = None,
+) -> MessageEnvelope:
+    """A message with its idempotency key. Id and time are the caller's: the same message made again is the same."""
+    return MessageEnvelope(
+        schema_version=VERSION,
+        message_type=message_type,
+        message_id=message_id,
+        timestamp=timestamp,
+        actor_id=actor_id,
+        actor_kind=actor_kind,
+        idempotency_key=ids.idempotency_key(message_type, message_id, payload),
+        payload=payload,
+        correlation_id=correlation_id,
+        causation_id=causation_id,
+    )
+
+
+def check(envelope: _Required) -> None:
+    """What types alone cannot say."""
+    check_utc(NAME, "timestamp", envelope.timestamp)
+    for field in ("message_id", "idempotency_key"):
+        check_printable(NAME, field, getattr(envelope, field))
+
+
+def check_utc(name: str, field: str, value: datetime) -> None:
+    if value.tzinfo is not UTC:
+        raise ContractViolation(
+            f"{name}: {field}: is not in UTC: {value.isoformat()}", field=field, hint="End it in Z."
+        )
+
+
+def check_printable(name: str, field: str, value: str) -> None:
+    """Ids travel in headers, where a line break would begin the next one."""
+    if not value.isprintable():
+        raise ContractViolation(f"{name}: {field}: has a control character: {value!r}", field=field)

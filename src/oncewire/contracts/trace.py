@@ -1,0 +1,103 @@
+"""W3C trace context: which trace a message belongs to, and the span of the hop that sent it.
+
+A context is continued, never invented over an existing one: each hop keeps the trace id and gives itself a new span
+id. What does not follow the W3C rules is treated as absent, as they ask. Entropy is an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from oncewire.contracts.headers import TRACEPARENT, TRACESTATE, Headers
+
+SAMPLED = 1
+ENTROPY_BYTES = 24
+SPAN_ENTROPY_BYTES = 8
+TRACESTATE_CHARS_MAX = 512
+TRACESTATE_MEMBERS_MAX = 32
+
+_TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
+_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}")
+_TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE_KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
+_STATE_MEMBER = re.compile(rf"(?:{_STATE_KEY})=[ -+\--<>-~]{{0,255}}[!-+\--<>-~]")
+
+
+class TraceContext(NamedTuple):
+    trace_id: str
+    span_id: str
+    flags: int = SAMPLED
+    state: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
+
+    def headers(self) -> dict[str, str]:
+        """The context as headers of a message."""
+        written = {TRACEPARENT: self.traceparent}
+        if self.state:
+            written[TRACESTATE] = self.state
+        return written
+
+
+def is_trace_id(value: str) -> bool:
+    return bool(_TRACE_ID.fullmatch(value))
+
+
+def is_span_id(value: str) -> bool:
+    return bool(_SPAN_ID.fullmatch(value))
+
+
+def parse_traceparent(header: str) -> TraceContext | None:
+    """The context of a `traceparent`, None when it is not valid. Later versions are read as far as they are alike."""
+    found = _TRACEPARENT.fullmatch(header.strip(" \t"))
+    if found is None:
+        return None
+    version, trace_id, span_id, flags, more = found.groups()
+    if version == "00" and more is not None:
+        return None
+    kept = int(flags, 16) if version == "00" else int(flags, 16) & SAMPLED
+    return TraceContext(trace_id, span_id, kept)
+
+
+def parse_tracestate(header: str) -> str:
+    """The `tracestate` without empty members, '' when it is not valid."""
+    members = [member.strip(" \t") for member in header.split(",")]
+    members = [member for member in members if member]
+    keys = {member.partition("=")[0] for member in members}
+    state = ",".join(members)
+    is_valid = (
+        len(keys) == len(members) <= TRACESTATE_MEMBERS_MAX
+        and len(state) <= TRACESTATE_CHARS_MAX
+        and all(_STATE_MEMBER.fullmatch(member) for member in members)
+    )
+    return state if is_valid else ""
+
+
+def extract(headers: Headers) -> TraceContext | None:
+    """The context that a message's headers carry, None without a valid one."""
+    parent = headers.get(TRACEPARENT) or headers.get("Traceparent")  # Go clients write the second
+    context = parse_traceparent(parent) if parent else None
+    if context is None:
+        return None
+    state = headers.get(TRACESTATE) or headers.get("Tracestate") or ""
+    return context._replace(state=parse_tracestate(state)) if state else context
+
+
+def start(entropy: bytes) -> TraceContext:
+    """A new trace, for a message that belongs to none."""
+    assert len(entropy) == ENTROPY_BYTES
+    return TraceContext(_nonzero(entropy[:16]), _nonzero(entropy[16:]))
+
+
+def next_hop(context: TraceContext, entropy: bytes) -> TraceContext:
+    """The same trace with a span of its own."""
+    assert len(entropy) == SPAN_ENTROPY_BYTES
+    return context._replace(span_id=_nonzero(entropy))
+
+
+def _nonzero(entropy: bytes) -> str:
+    """As hex; all zeros would mean "no id"."""
+    return entropy.hex() if any(entropy) else (b"\1" * len(entropy)).hex()
