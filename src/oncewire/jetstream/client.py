@@ -15,9 +15,14 @@ from typing import Any
 
 import msgspec
 
+from oncewire.contracts import ids
+from oncewire.contracts.canonical import canonical
+from oncewire.contracts.message import MessageEnvelope, decode_message, encode_message
+from oncewire.contracts.runtime import RuntimeEnvelope, encode_runtime
 from oncewire.errors import ContractViolation, NoResponders, OncewireError, ProtocolViolation, Refused, Unavailable
 from oncewire.jetstream import codes, protocol, stored
 from oncewire.jetstream.connection import Connection, Subscription
+from oncewire.jetstream.fast import Ingested, publish_fast
 from oncewire.jetstream.keyvalue import KeyValue
 from oncewire.jetstream.options import DEFAULT_URL, OnChange, Options, State, parse_servers
 from oncewire.jetstream.protocol import Message
@@ -32,10 +37,12 @@ log = logging.getLogger("oncewire.jetstream")
 
 API_TIMEOUT_S = 5.0
 QUERIES_PREFIX = "sr.queries."
+ERROR_HEADER = "Oncewire-Error"
 RESPONDING_MAX = 256
 """Requests that one responder works on at the same time; more are answered with 'busy'."""
 
-Payload = bytes | Mapping[str, Any] | msgspec.Struct
+Payload = bytes | Mapping[str, Any] | msgspec.Struct | MessageEnvelope | RuntimeEnvelope
+Responder = Callable[[MessageEnvelope], Awaitable[MessageEnvelope]]
 
 
 class Client:
@@ -117,12 +124,13 @@ class Client:
         """Publish to a stream; return when it is stored.
 
         With `msg_id` a repeat within the stream's duplicate window is dropped by the server, so it is also safe to
-        call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON.
+        call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON. An envelope
+        brings its own id: MessageEnvelope its idempotency key, RuntimeEnvelope a hash of key, type and payload.
         """
         outgoing = Outgoing(
             subject,
             encode_payload(payload),
-            msg_id,
+            msg_id or id_of(subject, payload),
             headers,
             expected_last_sequence=expected_last_sequence,
             expected_last_subject_sequence=expected_last_subject_sequence,
@@ -146,6 +154,12 @@ class Client:
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
         return await self.publisher.publish_all(messages, timeout_s)
+
+    async def publish_fast(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> Ingested:
+        """Fast ingest where the server has it, pipelined publishes where it does not; all stored when it returns."""
+        for message in messages:
+            _refuse_queries(message.subject)
+        return await publish_fast(self.publisher, messages, timeout_s)
 
     @property
     def publisher(self) -> Publisher:
@@ -243,6 +257,30 @@ class Client:
         header = protocol.encode_headers(headers) if headers else b""
         return await self.requests.call(subject, payload, header=header, timeout_s=timeout_s)
 
+    async def request(self, subject: str, envelope: MessageEnvelope, *, timeout_s: float = 5.0) -> MessageEnvelope:
+        """Ask a service that `respond`s on the subject. NoResponders at once when there is none."""
+        reply = await self.requests.call(subject, encode_message(envelope), timeout_s=timeout_s)
+        if protocol.parse_headers(reply.header_raw).get(ERROR_HEADER):
+            raise _told_error(subject, reply)
+        try:
+            return decode_message(reply.payload)
+        except ContractViolation as wrong:
+            raise ContractViolation(
+                f"the answer on {subject} is no MessageEnvelope: {wrong.message}",
+                field=wrong.field,
+                hint="A stream answers in the service's place unless it is declared no_ack: `oncewire topology check`."
+                if b'"seq"' in reply.payload
+                else wrong.hint,
+            ) from None
+
+    def respond(self, subject: str, handler: Responder, *, queue: str = "oncewire") -> Subscription:
+        """Answer `request`s; processes with the same `queue` share them. Our errors travel back to the asker."""
+
+        async def answer(message: Message) -> bytes:
+            return encode_message(await handler(decode_message(message.payload)))
+
+        return self.serve(subject, answer, queue=queue)
+
     def subscribe(self, subject: str, deliver: Callable[[Message], None], *, queue: str = "") -> Subscription:
         """Plain NATS: each message that is published from now on, not stored, at most once."""
         return self.connection.subscribe(subject, deliver, queue=queue)
@@ -259,7 +297,7 @@ class Client:
             if not message.reply:
                 return
             if len(self._tasks) >= RESPONDING_MAX:
-                self._answer(message, b"", {"Oncewire-Error": "overloaded"})
+                self._answer(message, b"", {ERROR_HEADER: "overloaded"})
                 return
             task = self.connection.loop.create_task(self._respond(handler, message))
             self._tasks.add(task)
@@ -271,10 +309,10 @@ class Client:
         try:
             answer, headers = await handler(message), None
         except OncewireError as error:
-            answer, headers = msgspec.json.encode({"error": error.to_dict()}), {"Oncewire-Error": error.code}
+            answer, headers = msgspec.json.encode({"error": error.to_dict()}), {ERROR_HEADER: error.code}
         except Exception:
             log.exception("a responder failed on %s", message.subject)
-            answer, headers = b"", {"Oncewire-Error": "internal"}
+            answer, headers = b"", {ERROR_HEADER: "internal"}
         self._answer(message, answer, headers)
 
     def _answer(self, message: Message, answer: bytes, headers: dict[str, str] | None) -> None:
@@ -291,12 +329,34 @@ def encode_payload(payload: Payload) -> bytes:
     """Bytes as they are, everything else as JSON."""
     if isinstance(payload, bytes):
         return payload
-    if isinstance(payload, bytearray | memoryview):
-        return bytes(payload)
+    if isinstance(payload, MessageEnvelope):
+        return encode_message(payload)
+    if isinstance(payload, RuntimeEnvelope):
+        return encode_runtime(payload)
     try:
         return msgspec.json.encode(payload)
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractViolation(f"the payload cannot be written as JSON: {error}") from None
+
+
+def id_of(subject: str, payload: Payload) -> str:
+    """The id under which an envelope is published, '' for everything else."""
+    if isinstance(payload, MessageEnvelope):
+        return payload.idempotency_key
+    if isinstance(payload, RuntimeEnvelope):
+        digest = ids.content_digest(payload.type, canonical(payload.payload))
+        return ids.input_id(payload.tenant, payload.workspace, subject, payload.idempotency_key, digest)
+    return ""
+
+
+def _told_error(subject: str, reply: Message) -> OncewireError:
+    """The error of the service that answered, on the branch that it chose."""
+    try:
+        told = msgspec.json.decode(reply.payload, type=dict[str, dict[str, Any]])["error"]
+    except (msgspec.DecodeError, KeyError):
+        told = {"message": reply.headers[ERROR_HEADER], "retryable": True}
+    branch = Unavailable if told.get("retryable") else Refused
+    return branch(f"{subject} answered: {told.get('message')}", hint=str(told.get("hint") or ""))
 
 
 def _refuse_queries(subject: str) -> None:
