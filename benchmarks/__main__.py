@@ -1,0 +1,24 @@
+"""`make bench`, or `python -m benchmarks codec client` for some of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+BENCHMARKS = {
+    "codec": "envelopes beside pydantic",
+    "client": "the NATS client beside nats-py",
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(BENCHMARKS)
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        sys.exit(f"there is no benchmark {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    for name in names:
+        print(f"\n=== {name}: {BENCHMARKS[name]}\n", flush=True)
+        importlib.import_module(f"benchmarks.{name}").main()
+
+
+main()
