@@ -26,6 +26,8 @@ POSTGRES_MAJOR_MIN = 14
 NATS_MENDED = ((2, 11, 15), (2, 12, 6))
 """The first versions of their lines without the known holes; later lines have them mended."""
 
+JETSTREAM_REMEDY = "Put a `jetstream { … }` block into the server's config, and enable it for this account."
+
 
 class Verdict(StrEnum):
     OK = "ok"
@@ -53,7 +55,7 @@ class Nats:
     version: str = ""
     server_id: str = ""
     max_payload: int = 0
-    has_jetstream: bool = False
+    jetstream_error: str = ""
     jsz: Sequence[Mapping[str, Any]] = ()
     monitor_error: str = ""
 
@@ -139,10 +141,8 @@ def _nats(facts: Facts) -> Iterator[Check]:
         return
     yield _nats_version(nats)
     yield _max_payload(nats)
-    if not nats.has_jetstream:
-        yield Check(
-            "JetStream", Verdict.BROKEN, "off", "Start nats-server with a `jetstream { … }` block in its config."
-        )
+    if nats.jetstream_error:
+        yield Check("JetStream", Verdict.BROKEN, f"cannot be used: {nats.jetstream_error}", JETSTREAM_REMEDY)
         return
     yield Check("JetStream", Verdict.OK, "on")
     yield from _storage(nats, facts.folder)

@@ -20,7 +20,7 @@ def jsz(server_id: str = "A", **config: Any) -> dict[str, Any]:
 WELL = Facts(
     python="3.13.1",
     folder=Folder("/data", up_pid=7, free_bytes=100 * GIB, total_bytes=200 * GIB, start_bytes_min=256 * MIB),
-    nats=Nats("nats://h:4222", version="2.15.1", server_id="A", max_payload=8 * MIB, has_jetstream=True,
+    nats=Nats("nats://h:4222", version="2.15.1", server_id="A", max_payload=8 * MIB,
               jsz=[jsz(sync_always=True)]),
     postgres=Postgres("postgresql://h/x", version="18.4",
                       options={"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}),
@@ -91,7 +91,7 @@ def test_unknown_durability_is_a_warning_never_ok() -> None:
 
 
 def test_a_server_without_jetstream_is_broken() -> None:
-    assert check("JetStream", with_nats(has_jetstream=False)).verdict is Verdict.BROKEN
+    assert check("JetStream", with_nats(jetstream_error="the server runs without it")).verdict is Verdict.BROKEN
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from pathlib import Path
 import asyncpg
 import nats
 import pytest
-from tests.support.nats import NatsServer
-from tests.support.up import ANY_PORTS, ONCEWIRE, WAIT_S, Up, clean_environ, oncewire, until
 
 from oncewire.embedded.folder import DataFolder, Running
 from oncewire.embedded.process import LAUNCH, Mark
+from tests.support.nats import NatsServer
+from tests.support.up import ANY_PORTS, ONCEWIRE, WAIT_S, Up, clean_environ, oncewire, until
 
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")

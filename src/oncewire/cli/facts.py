@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import platform
 from contextlib import suppress
 from importlib import metadata
 from typing import Any
-from urllib.parse import urlsplit
 
 from oncewire import doctor, monitor
 from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
 from oncewire.embedded.postgres import driver
 from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
+from oncewire.jetstream import Client
+from oncewire.jetstream.options import options_from
 from oncewire.settings import Settings, mask_url
 
 CONNECT_S_MAX = 5.0
@@ -63,31 +63,31 @@ def folder_facts(folder: DataFolder) -> doctor.Folder:
 async def nats_facts(settings: Settings) -> doctor.Nats:
     url = ",".join(mask_url(one) for one in settings.nats_url.split(","))
     try:
-        info = await _nats_info(settings)
+        async with Client(options_from(settings, name="oncewire doctor")) as client:
+            server, jetstream_error = client.server, await _jetstream_error(client)
     except OncewireError as error:
         return doctor.Nats(url, error=error.message, hint=error.hint)
     answers, monitor_error = await _ask_monitors(settings.nats_monitor_url)
     return doctor.Nats(
         url,
-        version=info["version"],
-        server_id=info["server_id"],
-        max_payload=info["max_payload"],
-        has_jetstream=bool(info.get("jetstream")),
+        version=server.version,
+        server_id=server.server_id,
+        max_payload=server.max_payload,
+        jetstream_error=jetstream_error,
         jsz=answers,
         monitor_error=monitor_error,
     )
 
 
-async def _nats_info(settings: Settings) -> dict[str, Any]:
-    parts = urlsplit(settings.nats_url)
+async def _jetstream_error(client: Client) -> str:
+    """Why this account cannot use JetStream, '' when it can."""
+    if not client.server.jetstream:
+        return "the server runs without it"
     try:
-        async with asyncio.timeout(CONNECT_S_MAX):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 4222)
-            line = await reader.readline()
-            writer.close()
-    except (OSError, TimeoutError) as error:
-        raise NotConnected(f"{mask_url(settings.nats_url)} cannot be reached: {error}") from None
-    return dict(json.loads(line.removeprefix(b"INFO ")))
+        await client.api("INFO", None)
+    except OncewireError as error:
+        return error.message
+    return ""
 
 
 async def _ask_monitors(urls: str) -> tuple[list[dict[str, Any]], str]:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 import oncewire
+from oncewire import doctor as rules
 from oncewire import monitor, settings
 from oncewire.cli import face, facts
 from oncewire.cli.board import Board
@@ -22,9 +23,9 @@ from oncewire.embedded.folder import DataFolder, Server
 from oncewire.embedded.nats import Nats
 from oncewire.embedded.postgres import Postgres
 from oncewire.embedded.process import pick_ports
-from oncewire.embedded.stack import Embedded, Stack, State, clear, together
-from oncewire.errors import NotConnected
-from oncewire.settings import Resolved, mask_url
+from oncewire.embedded.stack import Embedded, Stack, State, clear
+from oncewire.errors import NotConnected, Refused
+from oncewire.settings import Resolved, Settings, mask_url
 
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
@@ -115,26 +116,35 @@ def _others(resolved: Resolved) -> dict[str, Server]:
 
 
 async def _start(stack: Stack, resolved: Resolved, board: Board) -> None:
-    await together(stack.start(), _check_others(resolved, board))
-    monitor_url = stack.servers["nats"].monitor_url
-    answers = [await monitor.ask_json(one, "/jsz") for one in monitor_url.split(",") if one]
-    found = monitor.durability(answers)
+    """Look at the servers that are there, start the others, say what they promise."""
+    named = await _check_nats(resolved.settings, board) if resolved.is_set("nats_url") else None
+    if resolved.settings.postgres_url:
+        await _check_postgres(resolved.settings, board)
+    await stack.start()
+    if named is not None:
+        found = monitor.durability(named.jsz, named.server_id)
+    else:
+        found = monitor.durability([await monitor.ask_json(stack.servers["nats"].monitor_url, "/jsz")])
     warning = {} if found.promise is monitor.Promise.POWER else {"warning": found.promise.value}
     board.part("durability", State.READY, text=found.text, **warning)
 
 
-async def _check_others(resolved: Resolved, board: Board) -> None:
-    """That the servers which we do not start are there."""
-    if resolved.is_set("nats_url"):
-        nats = await facts.nats_facts(resolved.settings)
-        if nats.error:
-            raise NotConnected(nats.error, hint=nats.hint or "Start that server, or unset NATS_URL to get one here.")
-        board.part("NATS", State.READY, version=nats.version, url=f"{nats.url} (yours, not started here)")
-    postgres = await facts.postgres_facts(resolved.settings)
-    if postgres is not None:
-        if postgres.error:
-            raise NotConnected(postgres.error, hint=postgres.hint)
-        board.part("PostgreSQL", State.READY, version=postgres.version, url=f"{postgres.url} (yours, not started here)")
+async def _check_nats(chosen: Settings, board: Board) -> rules.Nats:
+    nats = await facts.nats_facts(chosen)
+    if nats.error:
+        raise NotConnected(nats.error, hint=nats.hint or "Start that server, or unset NATS_URL to get one here.")
+    if nats.jetstream_error:
+        raise Refused(f"JetStream cannot be used on {nats.url}: {nats.jetstream_error}", hint=rules.JETSTREAM_REMEDY)
+    board.part("NATS", State.READY, version=nats.version, url=f"{nats.url} (not started here)")
+    return nats
+
+
+async def _check_postgres(chosen: Settings, board: Board) -> None:
+    postgres = await facts.postgres_facts(chosen)
+    assert postgres is not None
+    if postgres.error:
+        raise NotConnected(postgres.error, hint=postgres.hint)
+    board.part("PostgreSQL", State.READY, version=postgres.version, url=f"{postgres.url} (not started here)")
 
 
 class _Stop:

@@ -131,7 +131,7 @@ class DataFolder:
             os.close(file)
 
     def holder(self) -> int | None:
-        """The process id of the `up` that holds the folder now; None when nobody does, 0 when it cannot be read."""
+        """The process id of the `up` that holds the folder now, None when nobody does."""
         try:
             with self._lock_file.open("rb") as file:
                 try:
@@ -140,10 +140,8 @@ class DataFolder:
                     digits = file.read(32).strip()
                     return int(digits) if digits.isdigit() else 0
                 return None
-        except FileNotFoundError:
+        except OSError:  # no such folder, or not ours to look into
             return None
-        except PermissionError:
-            return 0
 
     def _in_use(self) -> Conflict:
         running = self.read()
