@@ -1,7 +1,20 @@
 """Durable messaging for agents and services on NATS JetStream: every effect happens once."""
 
-__version__ = "0.1.0"
+from typing import TYPE_CHECKING
 
-from oncewire.jetstream import Client, connect
+from oncewire.lazy import exports
+from oncewire.version import VERSION
 
+if TYPE_CHECKING:
+    from oncewire.jetstream.client import Client, connect
+
+__version__ = VERSION
 __all__ = ["Client", "connect"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "Client": "oncewire.jetstream.client",
+        "connect": "oncewire.jetstream.client",
+    },
+)

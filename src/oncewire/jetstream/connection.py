@@ -32,7 +32,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-import oncewire
 from oncewire.errors import (
     AuthenticationFailed,
     NotConnected,
@@ -50,6 +49,7 @@ from oncewire.jetstream.options import Options, State, address_of, host_and_port
 from oncewire.jetstream.protocol import Event, Info, Message, Ping, Pong, ServerError
 from oncewire.jetstream.servers import Servers
 from oncewire.jetstream.wire import ServerInfo, Wire
+from oncewire.version import VERSION
 
 log = logging.getLogger("oncewire.jetstream")
 
@@ -245,7 +245,7 @@ class Connection:
             "pedantic": False,
             "name": self.options.name,
             "lang": "python-oncewire",
-            "version": oncewire.__version__,
+            "version": VERSION,
             "protocol": 1,
             "headers": True,
             "no_responders": True,
