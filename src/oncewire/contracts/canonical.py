@@ -4,15 +4,15 @@ Members sorted by UTF-16 code units, no spaces, numbers as ECMAScript writes the
 Whole numbers beyond ±(2^53 − 1) are refused: RFC 8785 would round them to a double, and two different ids would get
 one digest. Send those as text.
 
-Most payloads need none of the special rules. `encode` looks once whether that is so (`_is_plain…`) and then lets the
-C encoder write the sorted form; everything else goes through `_exact`. docs/decisions/canonical-json.md has the
-figures.
+Most payloads need none of the special rules. `read_plain` knows that from a text by its types, `encode` looks once at
+a value (`_are_plain`); then the C encoder writes the sorted form. Everything else goes through `_exact`.
+docs/decisions/canonical-json.md has the figures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,8 +24,21 @@ DEPTH_MAX = 64
 INT_MAX = 2**53 - 1
 _PLAIN_FLOAT_MIN = 0.01
 _PLAIN_FLOAT_MAX = 1e15
+_PLAIN_LEVELS = 4
 _SORTED = msgspec.json.Encoder(order="sorted").encode
 _STRING = msgspec.json.Encoder().encode
+
+
+def _plain_decoder() -> msgspec.json.Decoder[dict[str, Any]]:
+    """Types have no recursion, and each level doubles their number: four levels cover what people nest."""
+    leaf = str | bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | None
+    value: Any = leaf
+    for _ in range(_PLAIN_LEVELS):
+        value = leaf | list[value] | dict[str, value]
+    return msgspec.json.Decoder(dict[str, value])
+
+
+_PLAIN = _plain_decoder()
 
 
 def canonical(value: object) -> bytes:
@@ -44,6 +57,24 @@ def encode(value: object) -> tuple[bytes, bool]:
     except (UnicodeEncodeError, TypeError):
         pass  # a lone surrogate or a key that is no text: the exact way says where
     return _exact(value, "", DEPTH_MAX), False
+
+
+def read_plain(text: bytes) -> dict[str, Any] | None:
+    """The object in `text` if its types alone show that it needs no special rule, None when one must look closer.
+
+    A dot may be a fraction and an escape may be any character, so texts with either are left to `encode`.
+    """
+    if 0x2E in text or 0x5C in text or not text.isascii():
+        return None
+    try:
+        return _PLAIN.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def write_plain(value: dict[str, Any]) -> bytes:
+    """The canonical form of what `read_plain` gave."""
+    return _SORTED(value)
 
 
 def _are_plain(values: Iterable[Any], room: int) -> bool:

@@ -31,7 +31,7 @@ class Origin(NamedTuple):
 
 def joined(kind: str, *parts: str | int) -> str:
     """`kind` and the parts as one text; different lists never give the same."""
-    return f"{kind}:" + "".join(f"{len(text)}:{text}" for text in map(str, parts))
+    return f"{kind}:" + "".join([f"{len(text)}:{text}" for text in map(str, parts)])
 
 
 def _hashed(kind: str, *parts: str | int) -> str:

@@ -6,7 +6,6 @@ service; `timestamp` is `ts`; the tenant of a MessageEnvelope is its `payload.te
 
 from __future__ import annotations
 
-import hashlib
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -68,8 +67,7 @@ def view(envelope: MessageEnvelope, carried: Headers) -> RuntimeEnvelope:
 
 def _view(envelope: MessageEnvelope | RawMessage, payload: dict[str, Any], carried: Headers) -> RuntimeEnvelope:
     role = _ROLE[envelope.actor_kind]
-    entropy = hashlib.sha256(envelope.message_id.encode()).digest()[: trace.ENTROPY_BYTES]
-    context = trace.extract(carried) or trace.start(entropy)
+    context = trace.extract(carried) or trace.begun_by(envelope.message_id)
     return RuntimeEnvelope(
         id=envelope.message_id,
         ts=(envelope.timestamp - _EPOCH) // _MS,

@@ -146,9 +146,11 @@ def new_message(
 
 def check(envelope: _Required) -> None:
     """What types alone cannot say."""
+    if envelope.timestamp.tzinfo is UTC and (envelope.message_id + envelope.idempotency_key).isprintable():
+        return
     check_utc(NAME, "timestamp", envelope.timestamp)
-    for field in ("message_id", "idempotency_key"):
-        check_printable(NAME, field, getattr(envelope, field))
+    check_printable(NAME, "message_id", envelope.message_id)
+    check_printable(NAME, "idempotency_key", envelope.idempotency_key)
 
 
 def check_utc(name: str, field: str, value: datetime) -> None:

@@ -13,7 +13,6 @@ A body that names another tenant or workspace than its subject is refused: who m
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -204,23 +203,15 @@ def _filled_ts(raw: RawRuntime, carried: headers.Headers, origin: ids.Origin) ->
 
 def _filled_trace(raw: RawRuntime, carried: headers.Headers, id_: str) -> trace.TraceContext:
     """The body's trace, else the headers', else one that begins with this message."""
-    sent = extract_fields(raw.trace_id or "", raw.span_id or "")
+    sent = trace.from_fields(raw.trace_id or "", raw.span_id or "")
     if sent is not None:
         return sent
     context = trace.extract(carried)
     if context is not None and raw.trace_id in (None, UNSET, "", context.trace_id):
         return context
-    derived = trace.start(hashlib.sha256(id_.encode("utf-8", "surrogatepass")).digest()[: trace.ENTROPY_BYTES])
     if raw.trace_id and trace.is_trace_id(raw.trace_id):
-        return derived._replace(trace_id=raw.trace_id)
-    return context or derived
-
-
-def extract_fields(trace_id: str, span_id: str) -> trace.TraceContext | None:
-    """The context that an envelope's own fields carry."""
-    if trace.is_trace_id(trace_id) and trace.is_span_id(span_id):
-        return trace.TraceContext(trace_id, span_id)
-    return None
+        return trace.begun_by(id_)._replace(trace_id=raw.trace_id)
+    return context or trace.begun_by(id_)
 
 
 def _same(sent: str | UnsetType | None, expected: str, field: str) -> str:

@@ -11,6 +11,7 @@ one letter are two subjects, and these values also become consumer names, which 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 from oncewire.errors import ContractViolation
@@ -141,17 +142,18 @@ def _named(name: tuple[str, ...]) -> list[tuple[str, str]]:
     return [("name", one) for one in name or ("",)]
 
 
+@lru_cache(maxsize=4096)
 def parse(subject: str) -> Address:
     """Tenant and workspace of an `evt.` or `cmd.` subject. Shorter ones have no owner and are refused."""
-    tokens = subject.split(".")
-    if tokens[0] not in ("evt", "cmd") or len(tokens) < 4:
+    kind, *tokens = subject.split(".")
+    if kind not in ("evt", "cmd") or len(tokens) < 3 or not all(tokens):
         raise ContractViolation(
             f"subject names no tenant and workspace: {subject!r}",
             field="subject",
             hint="Publish to evt.{tenant}.{workspace}.{name} or cmd.{tenant}.{workspace}.{agent}.{name}.",
         )
-    check_subject(subject)
-    return Address(tokens[0], tokens[1], tokens[2], tuple(tokens[3:]))
+    tenant, workspace, *rest = tokens
+    return Address(kind, tenant, workspace, tuple(rest))
 
 
 def sr_command(*name: str) -> str:

@@ -6,6 +6,7 @@ id. What does not follow the W3C rules is treated as absent, as they ask. Entrop
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ TRACESTATE_CHARS_MAX = 512
 TRACESTATE_MEMBERS_MAX = 32
 
 _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
-_SPAN_ID = re.compile(r"(?!0{16})[0-9a-f]{16}")
+_BOTH_IDS = re.compile(r"(?!0{32})[0-9a-f]{32}(?!0{16})[0-9a-f]{16}")
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE_KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
 _STATE_MEMBER = re.compile(rf"(?:{_STATE_KEY})=[ -+\--<>-~]{{0,255}}[!-+\--<>-~]")
@@ -46,8 +47,11 @@ def is_trace_id(value: str) -> bool:
     return bool(_TRACE_ID.fullmatch(value))
 
 
-def is_span_id(value: str) -> bool:
-    return bool(_SPAN_ID.fullmatch(value))
+def from_fields(trace_id: str, span_id: str) -> TraceContext | None:
+    """The context that an envelope's own fields carry, None unless both are valid."""
+    if len(trace_id) == 32 and _BOTH_IDS.fullmatch(trace_id + span_id):
+        return TraceContext(trace_id, span_id)
+    return None
 
 
 def parse_traceparent(header: str) -> TraceContext | None:
@@ -90,6 +94,11 @@ def start(entropy: bytes) -> TraceContext:
     """A new trace, for a message that belongs to none."""
     assert len(entropy) == ENTROPY_BYTES
     return TraceContext(_nonzero(entropy[:16]), _nonzero(entropy[16:]))
+
+
+def begun_by(message_id: str) -> TraceContext:
+    """The trace that a message without one begins: the same for everyone who reads it."""
+    return start(hashlib.sha256(message_id.encode("utf-8", "surrogatepass")).digest()[:ENTROPY_BYTES])
 
 
 def next_hop(context: TraceContext, entropy: bytes) -> TraceContext:
