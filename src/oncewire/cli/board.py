@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
 from contextlib import suppress
 from typing import TextIO
 
@@ -27,6 +28,13 @@ class Board:
         self._is_live = not as_json and self._out.isatty()
         self._rows: dict[str, str] = {}
         self._is_gone = False
+        self._begun = time.monotonic()
+
+    def ready(self, **facts: object) -> None:
+        """Everything serves."""
+        seconds = round(time.monotonic() - self._begun, 1)
+        self.line(f"\nready in {seconds} s; Ctrl-C stops everything\n")
+        self.event("serving", seconds=seconds, **facts)
 
     def line(self, text: str = "") -> None:
         """For people: a line of its own; the rows above it are final."""

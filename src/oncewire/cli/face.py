@@ -6,13 +6,16 @@ import asyncio
 import functools
 import json
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from oncewire import settings
 from oncewire.errors import Corrupt, OncewireError, Unavailable
+
+if TYPE_CHECKING:
+    from oncewire.embedded.folder import Server
 
 EXIT_NOT_WELL = 1
 EXIT_REFUSED = 2
@@ -72,13 +75,18 @@ def load_here(flags: dict[str, Any]) -> settings.Resolved:
     resolved = load(flags)
     folder = DataFolder.at(resolved.settings.data)
     running = folder.read() if folder.holder() is not None else None
+    return with_servers(resolved, running.servers if running else {}, f"up in {resolved.settings.data}")
+
+
+def with_servers(resolved: settings.Resolved, servers: Mapping[str, Server], origin: str) -> settings.Resolved:
+    """The settings with the addresses of the servers that `up` started itself, where nobody chose others."""
     found: dict[str, str] = {}
-    nats, postgres = (running.servers.get(name) for name in ("nats", "postgres")) if running else (None, None)
+    nats, postgres = servers.get("nats"), servers.get("postgres")
     if nats and nats.mark and not resolved.is_set("nats_url"):
         found |= {"nats_url": nats.url, "nats_monitor_url": nats.monitor_url}
     if postgres and postgres.mark and not resolved.is_set("postgres_url"):
         found["postgres_url"] = postgres.url
-    return resolved.with_values(found, f"up in {resolved.settings.data}")
+    return resolved.with_values(found, origin)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

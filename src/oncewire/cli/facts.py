@@ -121,9 +121,11 @@ async def _ask_postgres(url: str, shown: str) -> doctor.Postgres:
             await connection.close()
     except asyncpg.InvalidAuthorizationSpecificationError as error:
         raise AuthenticationFailed(f"{shown} refuses the login: {error}", hint="Check user and password.") from None
-    except (OSError, TimeoutError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except asyncpg.PostgresError as error:
+        raise NotConnected(f"{shown} cannot be used: {error}", hint="Mend what the server says.") from None
+    except (OSError, TimeoutError, ValueError, asyncpg.InterfaceError) as error:
         raise NotConnected(
-            f"{shown} cannot be used: {error or type(error).__name__}",
+            f"{shown} cannot be reached: {error or type(error).__name__}",
             hint="Start that server, or check ONCEWIRE_POSTGRES_URL.",
         ) from None
     return doctor.Postgres(shown, version=version, options=options)

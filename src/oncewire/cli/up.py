@@ -59,28 +59,25 @@ def up(*, as_json: bool, **flags: Any) -> None:
         face.run(_run(resolved, folder, board))
 
 
-async def serve(stack: Stack, board: Board) -> None:
-    """What runs on the servers, until it is cancelled or something dies.
+async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
+    """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
-    A service belongs here, as `async with` around the last line: entered in order after the servers are ready,
+    A service belongs here, as `async with` around the last two lines: entered in order once the servers are ready,
     left in reverse before they stop.
     """
-    servers = {name: {"url": server.url} for name, server in stack.servers.items()}
-    board.event("serving", pid=os.getpid(), data=str(stack.folder.path), servers=servers)
+    board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
     await stack.watch()
 
 
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
-    begun = time.monotonic()
     stop = _Stop(board)
     await clear(folder)
     stack = Stack(folder, _embedded(resolved, folder), _others(resolved), board.part)
     stop.stack = stack
     try:
-        if await stop.comes_before(_start(stack, resolved, board)):
-            return
-        board.line(f"\nready in {time.monotonic() - begun:.1f} s; Ctrl-C stops everything\n")
-        await stop.comes_before(serve(stack, board))
+        if not await stop.comes_before(_start(stack, resolved, board)):
+            chosen = face.with_servers(resolved, stack.servers, "up").settings
+            await stop.comes_before(serve(stack, chosen, board))
     finally:
         begun = time.monotonic()
         await stack.stop()

@@ -174,14 +174,14 @@ class Postgres:
     def _drop_stale_pid_file(self) -> None:
         """PostgreSQL refuses to start while the id in its pid file lives, even if another program has that id now.
 
-        That is common in containers, where every start hands out the same low ids. An id that is dead, or that is a
-        postmaster, is left to PostgreSQL's own judgement.
+        That is common in containers, where every start hands out the same low ids. An id that is dead, or a postmaster
+        of this very folder, is left to PostgreSQL's own judgement.
         """
         pid_file = self._data / "postmaster.pid"
         with contextlib.suppress(FileNotFoundError):
             first = pid_file.read_text(errors="replace").partition("\n")[0].strip()
             command = command_of(int(first)) if first.isdigit() else ""
-            if command and "postgres" not in command:
+            if command and str(self._data) not in command:
                 pid_file.unlink()
 
     async def ready(self) -> str:
@@ -223,7 +223,7 @@ class Postgres:
         """What PostgreSQL's last words mean, where we know it."""
         said = self._log.tail()
         if "No space left on device" in said:
-            return Unavailable(f"the disk of {self._folder} is full", hint="Free some room and start again.")
+            return died
         if "not started:" in said and self._user:
             return Refused(
                 f"PostgreSQL does not run as root, and it could not be given another user{quoted(said)}",

@@ -179,7 +179,15 @@ class Child:
         """The error for a child that ended by itself, with what it said last."""
         code = self._process.returncode or 0
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        return Unavailable(f"{self.name} {how} {when}{quoted(self.log.tail())}", hint=f"Its log: {self.log.path}")
+        tail = self.log.tail()
+        if "No space left on device" in tail:
+            when, hint = (
+                f"{when} because the disk is full",
+                "Free some room and start again: what was confirmed is kept.",
+            )
+        else:
+            hint = f"Its log: {self.log.path}"
+        return Unavailable(f"{self.name} {how} {when}{quoted(tail)}", hint=hint)
 
 
 def quoted(tail: str) -> str:
