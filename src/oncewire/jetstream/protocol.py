@@ -102,12 +102,13 @@ _decode_info = msgspec.json.Decoder(dict[str, object]).decode
 class Parser:
     """Turns the server's bytes into events. Keeps what is incomplete between calls."""
 
-    __slots__ = ("_chunks", "_held", "_need")
+    __slots__ = ("_chunks", "_held", "_is_in_line", "_need")
 
     def __init__(self) -> None:
         self._chunks: list[bytes] = []
         self._held = 0
         self._need = 0
+        self._is_in_line = False
 
     @property
     def held_bytes(self) -> int:
@@ -120,6 +121,9 @@ class Parser:
             self._chunks.append(data)
             self._held += len(data)
             if self._held < self._need:
+                return []
+            if self._is_in_line and b"\n" not in data:  # joining for each piece of a long line would be quadratic
+                self._check_open_line(self._chunks[0], self._held)
                 return []
             data = b"".join(self._chunks)
             self._chunks.clear()
@@ -140,8 +144,9 @@ class Parser:
         while pos < size:
             end = find(CRLF, pos)
             if end < 0:
-                self._check_open_line(data, pos)
+                self._check_open_line(data[pos : pos + 40], size - pos)
                 self._need = size + 1
+                self._is_in_line = True
                 return pos
             kind = data[pos]
             if kind != 77 and kind != 72:  # M, H: the two that carry bytes
@@ -164,6 +169,7 @@ class Parser:
                 raise ProtocolViolation(f"a frame has an impossible size: {_shown(line)}")
             if size < stop + 2:
                 self._need = stop + 2
+                self._is_in_line = False
                 return pos
             if data[stop : stop + 2] != CRLF:
                 raise ProtocolViolation(f"a payload of {length} bytes is not followed by CRLF: {_shown(line)}")
@@ -175,9 +181,9 @@ class Parser:
         return pos
 
     @staticmethod
-    def _check_open_line(data: bytes, pos: int) -> None:
-        if len(data) - pos > LINE_BYTES_MAX:
-            raise ProtocolViolation(f"a line is longer than {LINE_BYTES_MAX} bytes: {_shown([data[pos : pos + 40]])}")
+    def _check_open_line(begin: bytes, size: int) -> None:
+        if size > LINE_BYTES_MAX:
+            raise ProtocolViolation(f"a line is longer than {LINE_BYTES_MAX} bytes: {_shown([begin[:40]])}")
 
 
 _NUMBERS: dict[bytes, int] = {}
@@ -207,7 +213,7 @@ def _parse_line(line: bytes) -> Event:
     if line[:5] == b"INFO ":
         try:
             return Info(_decode_info(line[5:]))
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolViolation(f"INFO is not a JSON object: {error}") from None
     raise ProtocolViolation(f"not a line of the NATS protocol: {_shown([line])}")
 
@@ -257,7 +263,10 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     for name, value in headers.items():
         if _HEADER_VALUE_BAD.search(value):
             raise ContractViolation(f"the value of header {name} has a line break or NUL", field=name)
-        lines.append(_header_name(name) + value.strip().encode("utf-8", "surrogateescape"))
+        try:
+            lines.append(_header_name(name) + value.strip().encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:
+            raise ContractViolation(f"the value of header {name} is not valid text", field=name) from None
     block = CRLF.join(lines) + b"\r\n\r\n"
     if len(block) > HEADER_BYTES_MAX:
         raise ContractViolation(f"the headers take {len(block)} bytes, {HEADER_BYTES_MAX} are allowed")
