@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,10 @@ from oncewire.settings import Settings, is_nats_url
 
 DEFAULT_URL = "nats://localhost:4222"
 DEFAULT_PORT = 4222
+ADDRESS_MAX = 300
+_ADDRESS = re.compile(
+    r"(\[[0-9A-Fa-f:.%]+\]|[^\s\x00-\x20\x7f.:@/\[\]?#]{1,63}(\.[^\s\x00-\x20\x7f.:@/\[\]?#]{1,63})*\.?)(:\d{1,5})?"
+)
 
 
 class State(StrEnum):
@@ -71,10 +76,25 @@ def parse_servers(url: str | Sequence[str]) -> tuple[str, ...]:
     if not servers:
         raise InvalidSetting("no NATS server is given", hint=f"For example {DEFAULT_URL}.")
     for server in servers:
-        wrong = is_nats_url(server)
-        if wrong:
-            raise InvalidSetting(f"the NATS address {address_of(server)} {wrong}")
+        without_credentials = server.rpartition("@")[2]
+        try:
+            wrong = is_nats_url(server)
+        except ValueError:
+            wrong = "has a host that is none"
+        if wrong or not is_address(urlsplit(server).netloc.rpartition("@")[2]):
+            raise InvalidSetting(f"the NATS address {without_credentials} {wrong or 'has a host that is none'}")
     return servers
+
+
+def is_address(text: str) -> bool:
+    """Whether this can be a host or host:port: plain text, no blanks, labels of the length that DNS allows."""
+    if len(text) > ADDRESS_MAX or not _ADDRESS.fullmatch(text):
+        return False
+    try:
+        parts = urlsplit(f"nats://{text}")
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def address_of(server: str) -> str:

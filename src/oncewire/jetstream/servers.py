@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from urllib.parse import urlsplit, urlunsplit
 
-from oncewire.jetstream.options import address_of
+from oncewire.jetstream.options import address_of, is_address
 
 SERVERS_MAX = 1_000
 """More addresses than this in one INFO are not believed."""
@@ -44,7 +44,8 @@ class Servers:
         parts = urlsplit(current)
         scheme = "tls" if is_tls or parts.scheme == "tls" else "nats"
         user, at, _ = parts.netloc.rpartition("@")
-        members = [urlunsplit((scheme, user + at + one, "", "", "")) for one in told[:SERVERS_MAX]]
+        usable = dict.fromkeys(one for one in told[:SERVERS_MAX] if is_address(one))
+        members = [urlunsplit((scheme, user + at + one, "", "", "")) for one in usable]
         known = {address_of(server) for server in self._order}
         keep = {address_of(server) for server in (*members, current)}
         fresh = [server for server in members if address_of(server) not in known]
