@@ -1,0 +1,26 @@
+"""Publish an event twice under one id: it stands in its stream once.
+
+Run it beside `oncewire up`, or with NATS_URL at a server that has the topology:  python examples/publish_once.py
+"""
+
+import asyncio
+import os
+
+import oncewire
+
+EVENT = {"type": "OrderPlaced", "payload": {"order": 1001, "cents": 4200}}
+
+
+async def main() -> None:
+    async with oncewire.connect(os.environ.get("NATS_URL", "nats://localhost:4222")) as client:
+        for attempt in (1, 2):
+            ack = await client.publish("evt.default.demo.orders.placed", EVENT, msg_id="order-1001")
+            found = "it stands there already" if ack.is_duplicate else "stored"
+            print(f"attempt {attempt}: {ack.stream} {ack.sequence}, {found}")
+
+        async with client.read("MESHFORGE_EVENTS", subjects=["evt.default.demo.orders.>"]) as reader:
+            for message in await reader.fetch():
+                print(message.subject, message.payload.decode())
+
+
+asyncio.run(main())
