@@ -1,0 +1,47 @@
+"""Streams and consumers as declared data: lint, plan, apply, and what services call at their start.
+
+`load` reads the shipped catalogs and the user's files; `init_streams` and `ensure_consumers` make what is missing;
+`apply` also changes; `readiness` and `compare` only look. What may be done is decided by the pure modules (files, lint,
+rules), done by server.py.
+"""
+
+from oncewire.topology.findings import Finding, Severity
+from oncewire.topology.load import examine, load
+from oncewire.topology.model import Consumer, Env, Service, Stream, Topology
+from oncewire.topology.names import durable_name, sr_durable_name
+from oncewire.topology.rules import Change, Plan, Step
+from oncewire.topology.service import (
+    Problem,
+    Trouble,
+    apply,
+    compare,
+    ensure_consumers,
+    init_streams,
+    is_ready,
+    readiness,
+)
+
+__all__ = [
+    "Change",
+    "Consumer",
+    "Env",
+    "Finding",
+    "Plan",
+    "Problem",
+    "Service",
+    "Severity",
+    "Step",
+    "Stream",
+    "Topology",
+    "Trouble",
+    "apply",
+    "compare",
+    "durable_name",
+    "ensure_consumers",
+    "examine",
+    "init_streams",
+    "is_ready",
+    "load",
+    "readiness",
+    "sr_durable_name",
+]

@@ -1,0 +1,171 @@
+"""The control plane: looks at what the server has, and carries out what the rules say. Decides nothing.
+
+Requests are raw JSON, so that no key gets lost that this version does not know. Consumers are always made with
+`action: create` and changed with `action: update`: without one a create silently moves another's filter. Many processes
+may do this at once: who comes second finds the thing there (10058, 10148), looks again, and plans anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from oncewire.errors import NotFound, OncewireError, Unavailable
+from oncewire.jetstream import Client, codes
+from oncewire.topology.model import Topology
+from oncewire.topology.rules import Act, Found, FoundConsumer, FoundStream, Permitted, Plan, Step, plan
+
+API_TIMEOUT_S = 15.0
+"""Longer than a request needs on one server: a cluster may elect in between."""
+
+CONSUMER_TO_UPDATE_NOT_FOUND = 10149
+ROUNDS_MAX = 5
+"""How often a plan is made anew because others changed the server meanwhile."""
+
+OVERTAKEN = frozenset(
+    {
+        codes.STREAM_NAME_IN_USE,
+        codes.CONSUMER_EXISTS,
+        codes.STREAM_NOT_FOUND,
+        codes.CONSUMER_NOT_FOUND,
+        CONSUMER_TO_UPDATE_NOT_FOUND,
+    }
+)
+"""Answers that say: it is not as you have seen it."""
+
+OnStep = Callable[[Step], None]
+Permit = Callable[[Iterable[Step]], Permitted]
+
+
+class _Overtaken(Exception):
+    """What the plan has seen is no longer there."""
+
+
+async def look(client: Client, topology: Topology, *, is_whole: bool = True) -> Found:
+    """What the server has of this topology. `is_whole` also lists what else is there; it needs wider permissions."""
+    info = await client.api("INFO", timeout_s=API_TIMEOUT_S)
+    streams: dict[str, FoundStream] = {}
+    others: dict[str, tuple[str, ...]] = {}
+    declared = {stream.name for stream in topology.streams} | {consumer.stream for consumer in topology.consumers}
+    async for answer in _answers(client, declared, is_whole):
+        name = answer["config"]["name"]
+        if name in declared:
+            streams[name] = await _look_into(client, answer)
+        else:
+            others[name] = tuple(answer["config"].get("subjects") or ())
+    level = int(info.get("api", {}).get("level") or 0)
+    return Found(streams=streams, others=others, api_level=level)
+
+
+async def _answers(client: Client, names: set[str], is_whole: bool) -> AsyncIterator[dict[str, Any]]:
+    if is_whole:
+        async for answer in _pages(client, "STREAM.LIST", "streams"):
+            yield answer
+        return
+    for name in sorted(names):
+        try:
+            yield await client.api(f"STREAM.INFO.{name}", timeout_s=API_TIMEOUT_S)
+        except NotFound:
+            continue
+
+
+async def _pages(client: Client, endpoint: str, field: str) -> AsyncIterator[dict[str, Any]]:
+    offset = 0
+    while True:
+        answer = await client.api(endpoint, {"offset": offset}, timeout_s=API_TIMEOUT_S)
+        page = answer.get(field) or []
+        for one in page:
+            yield one
+        offset += len(page)
+        if not page or offset >= int(answer.get("total", 0)):
+            return
+
+
+async def _look_into(client: Client, answer: Mapping[str, Any]) -> FoundStream:
+    config, state = answer["config"], answer["state"]
+    consumers: dict[str, FoundConsumer] = {}
+    try:
+        async for one in _pages(client, f"CONSUMER.LIST.{config['name']}", "consumers"):
+            consumers[one["name"]] = FoundConsumer(
+                name=one["name"],
+                config=one["config"],
+                created=one["created"],
+                delivered=one["delivered"]["stream_seq"],
+                unacked=one["num_ack_pending"],
+            )
+    except NotFound:
+        pass  # deleted between two requests: the next look says so
+    return FoundStream(
+        name=config["name"],
+        config=config,
+        created=answer["created"],
+        messages=state["messages"],
+        bytes=state["bytes"],
+        oldest_ns=_age_ns(state["first_ts"], answer["ts"]) if state["messages"] else 0,
+        consumers=consumers,
+    )
+
+
+def _age_ns(first: str, now: str) -> int:
+    """Both times are the server's."""
+    return int((_time(now) - _time(first)).total_seconds() * 10**9)
+
+
+def _time(text: str) -> datetime:
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}+00:00")
+
+
+async def bring_about(
+    client: Client, topology: Topology, known: Topology, permit: Permit, on_step: OnStep, *, is_whole: bool
+) -> Plan:
+    """Do what is permitted until nothing of it is left; return the plan that then remains."""
+    for _ in range(ROUNDS_MAX):
+        left = plan(topology, await look(client, topology, is_whole=is_whole), known)
+        todo = permit(left.steps).todo
+        if not todo:
+            return left
+        for step in todo:
+            if await _is_done(client, step):
+                on_step(step)
+    raise Unavailable(
+        f"still not as declared after {ROUNDS_MAX} rounds: {', '.join(step.item for step in todo)}",
+        hint="Somebody else changes them at the same time, or the server does not keep what it is told.",
+        retry_after_s=1.0,
+    )
+
+
+async def _is_done(client: Client, step: Step) -> bool:
+    """False when somebody else was quicker: the next look shows what is there now."""
+    try:
+        await carry_out(client, step)
+    except _Overtaken:
+        return False
+    except OncewireError as error:
+        if error.server_code in OVERTAKEN:
+            return False
+        raise
+    return True
+
+
+async def carry_out(client: Client, step: Step) -> None:
+    if step.act is Act.RECREATE:
+        await _delete(client, step)
+    if step.consumer:
+        action = "update" if step.act is Act.UPDATE else "create"
+        body = {"stream_name": step.stream, "config": step.config, "action": action}
+        await client.api(f"CONSUMER.CREATE.{step.stream}.{step.consumer}", body, timeout_s=API_TIMEOUT_S)
+    else:
+        verb = "UPDATE" if step.act is Act.UPDATE else "CREATE"
+        await client.api(f"STREAM.{verb}.{step.stream}", step.config, timeout_s=API_TIMEOUT_S)
+
+
+async def _delete(client: Client, step: Step) -> None:
+    """Delete what the plan has seen, not what somebody else made anew since. Never sent twice."""
+    where = f"{step.stream}.{step.consumer}" if step.consumer else step.stream
+    noun = "CONSUMER" if step.consumer else "STREAM"
+    now = await client.api(f"{noun}.INFO.{where}", timeout_s=API_TIMEOUT_S)
+    if now["created"] != step.created:
+        raise _Overtaken
+    await client.api(f"{noun}.DELETE.{where}", timeout_s=API_TIMEOUT_S, repeat=False)
