@@ -125,3 +125,53 @@ def nats_server(config: str = "", *, sync_always: bool = False) -> Iterator[Nats
             yield server.start()
         finally:
             server.stop()
+
+
+class Cluster:
+    """Three real servers on loopback with routes between them: streams with three replicas, elections, lame ducks."""
+
+    SIZE = 3
+
+    def __init__(self, folder: Path) -> None:
+        routes = [free_port() for _ in range(self.SIZE)]
+        addresses = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
+        self.servers = [
+            NatsServer(folder / f"n{index}", self._config(route, addresses), name=f"n{index}")
+            for index, route in enumerate(routes)
+        ]
+
+    @staticmethod
+    def _config(route: int, addresses: str) -> str:
+        return f"""
+            cluster {{ name: "test", listen: "127.0.0.1:{route}", routes: [{addresses}] }}
+            lame_duck_duration: "30s"
+            lame_duck_grace_period: "500ms"
+        """
+
+    @property
+    def urls(self) -> list[str]:
+        return [server.url for server in self.servers]
+
+    def start(self) -> Cluster:
+        for server in self.servers:
+            server.start(wait=False)
+        for server in self.servers:
+            server.wait_ready()
+        return self
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop()
+
+    def by_name(self, name: str) -> NatsServer:
+        return next(server for server in self.servers if server.name == name)
+
+
+@contextlib.contextmanager
+def nats_cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="ow-cluster-") as folder:
+        cluster = Cluster(Path(folder))
+        try:
+            yield cluster.start()
+        finally:
+            cluster.stop()

@@ -1,0 +1,76 @@
+"""Streams and consumers for tests, made by raw requests, and what a witness finds in them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats
+from nats.aio.client import Client as Witness
+
+from oncewire.jetstream import Client, Outgoing
+
+_serial = itertools.count(1)
+
+
+def unique(prefix: str = "S") -> str:
+    """A name that no other test of this process uses."""
+    return f"{prefix}{next(_serial)}"
+
+
+async def make_stream(client: Client, name: str = "", **config: Any) -> str:
+    """A stream that takes `<name>.>`."""
+    name = name or unique()
+    body = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "allow_atomic": True, **config}
+    await client.api(f"STREAM.CREATE.{name}", body)
+    return name
+
+
+async def make_consumer(client: Client, stream: str, name: str = "c", **config: Any) -> str:
+    config = {"durable_name": name, "name": name, "ack_policy": "explicit", "ack_wait": 30_000_000_000, **config}
+    await client.api(f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+    return name
+
+
+def outgoing(stream: str, count: int, *, prefix: str = "m", has_id: bool = True, size: int = 0) -> list[Outgoing]:
+    """Messages whose payload is their id."""
+    ids = [f"{prefix}-{number}" for number in range(count)]
+    return [Outgoing(f"{stream}.x", one.encode().ljust(size, b"."), one if has_id else "") for one in ids]
+
+
+async def state_of(client: Client, stream: str) -> dict[str, Any]:
+    state: dict[str, Any] = (await client.api(f"STREAM.INFO.{stream}"))["state"]
+    return state
+
+
+async def consumer_info(client: Client, stream: str, consumer: str) -> dict[str, Any]:
+    return await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
+
+
+@asynccontextmanager
+async def witness(url: str) -> AsyncIterator[Witness]:
+    """nats-py: an independent client."""
+    connection = await nats.connect(url, allow_reconnect=False)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def stored_ids(url: str, stream: str) -> list[str]:
+    """The ids of everything in the stream, in order, as the witness reads it."""
+    found: list[str] = []
+    async with witness(url) as connection:
+        js = connection.jetstream()
+        total = (await js.stream_info(stream)).state.messages
+        if not total:
+            return found
+        sub = await js.pull_subscribe("", stream=stream)
+        while len(found) < total:
+            for message in await sub.fetch(min(1_000, total - len(found)), timeout=10):
+                found.append((message.headers or {})["Nats-Msg-Id"])
+                await message.ack()
+        await sub.unsubscribe()
+    return found
