@@ -1,0 +1,99 @@
+"""Migrations: numbered `.sql` files of each part, applied once, in order, each in its own transaction.
+
+What was applied is recorded with its checksum: a file that changed afterwards is refused, since nobody could say which
+of the two the database has. Several processes may migrate at once; an advisory lock lets one go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from oncewire.database.postgres import connected, quote_name
+from oncewire.errors import Corrupt
+
+LOCK = 0x6F6E6365  # "once"
+PARTS = ("outbox",)
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS oncewire_migrations (
+    part text NOT NULL,
+    number integer NOT NULL,
+    name text NOT NULL,
+    checksum text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (part, number)
+)"""
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """One file: `003_name.sql` of a part."""
+
+    part: str
+    number: int
+    name: str
+    sql: str
+
+    @property
+    def checksum(self) -> str:
+        return hashlib.sha256(self.sql.encode()).hexdigest()
+
+
+def migrations(parts: Sequence[str] = PARTS) -> list[Migration]:
+    """All files of the parts, in the order in which they are applied."""
+    found = []
+    for part in parts:
+        for path in files(f"oncewire.{part}").joinpath("sql").iterdir():
+            number, _, name = path.name.partition("_")
+            if number.isdigit() and name.endswith(".sql"):
+                found.append(Migration(part, int(number), name.removesuffix(".sql"), path.read_text()))
+    return sorted(found, key=lambda one: (parts.index(one.part), one.number))
+
+
+def script(schema: str = "") -> str:
+    """All migrations as one text, for those who apply SQL by their own means."""
+    head = f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)};\nSET search_path = {quote_name(schema)};\n" if schema else ""
+    parts = [f"-- {one.part} {one.number:03} {one.name}\nBEGIN;\n{one.sql}\n{_record(one)}\nCOMMIT;" for one in migrations()]
+    return head + _TABLE.strip() + ";\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _record(one: Migration) -> str:
+    return (
+        "INSERT INTO oncewire_migrations (part, number, name, checksum) "
+        f"VALUES ('{one.part}', {one.number}, '{one.name}', '{one.checksum}');"
+    )
+
+
+async def migrate(url: str, schema: str = "") -> list[Migration]:
+    """Apply what is missing; return what was applied."""
+    async with connected(url) as connection:
+        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
+        try:
+            if schema:
+                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
+                await connection.execute(f"SET search_path = {quote_name(schema)}")
+            await connection.execute(_TABLE)
+            return [one for one in migrations() if await _apply(connection, one)]
+        finally:
+            await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
+
+
+async def _apply(connection: Any, one: Migration) -> bool:
+    found = await connection.fetchval(
+        "SELECT checksum FROM oncewire_migrations WHERE part = $1 AND number = $2", one.part, one.number
+    )
+    if found == one.checksum:
+        return False
+    if found is not None:
+        raise Corrupt(
+            f"migration {one.part} {one.number:03} {one.name} was applied in another form",
+            hint="This database was migrated by another version of the file: compare before you go on.",
+        )
+    async with connection.transaction():
+        await connection.execute(one.sql)
+        await connection.execute(_record(one))
+    return True

@@ -1,0 +1,125 @@
+"""Connections to PostgreSQL, with the driver's exceptions translated in this one place.
+
+SQLSTATE OW400, OW403 and OW413 are raised by our own functions; they say whose fault it is in the way of HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from oncewire.errors import (
+    AuthenticationFailed,
+    Conflict,
+    Corrupt,
+    NotConnected,
+    OncewireError,
+    PermissionDenied,
+    Refused,
+    TimedOut,
+    TooLarge,
+    Unavailable,
+)
+
+CONNECT_S_MAX = 10.0
+COMMAND_S_MAX = 60.0
+
+_BY_STATE: dict[str, type[OncewireError]] = {
+    "OW400": Refused,
+    "OW403": PermissionDenied,
+    "OW413": TooLarge,
+    "28": AuthenticationFailed,
+    "42501": PermissionDenied,
+    "23": Conflict,
+    "40": Unavailable,
+    "53": Unavailable,
+    "55P03": Unavailable,
+    "57": Unavailable,
+    "08": NotConnected,
+    "25006": Unavailable,  # read-only: a standby after a failover
+    "58": Corrupt,
+    "XX": Corrupt,
+}
+
+
+def class_of(state: str) -> type[OncewireError]:
+    """The branch of our tree for a SQLSTATE: by the whole code, else by its class."""
+    return _BY_STATE.get(state) or _BY_STATE.get(state[:2]) or Refused
+
+
+def translate(error: Exception) -> OncewireError:
+    """Any driver's error: the SQLSTATE decides, an error without one is a connection that failed."""
+    state = getattr(error, "sqlstate", None)
+    if isinstance(state, str) and state:
+        hint = getattr(error, "hint", None) or getattr(getattr(error, "diag", None), "message_hint", None) or ""
+        message = getattr(getattr(error, "diag", None), "message_primary", None) or str(error)
+        return class_of(state)(f"PostgreSQL: {message}", hint=hint)
+    if isinstance(error, TimeoutError):
+        return TimedOut("PostgreSQL did not answer in time")
+    return NotConnected(f"PostgreSQL: {error}", hint="Is it running? Check postgres.url, or start `oncewire up`.")
+
+
+def driver() -> Any:
+    """asyncpg, imported when it is needed."""
+    try:
+        import asyncpg
+    except ImportError:
+        raise Refused("asyncpg is not installed", hint="pip install 'oncewire[postgres]'") from None
+    return asyncpg
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Everything that asyncpg raises in this block becomes an error of ours."""
+    asyncpg = driver()
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise translate(error) from error
+
+
+async def connect(url: str, *, cache_statements: bool = True, schema: str = "") -> Any:
+    """One connection. `cache_statements=False` works behind a pooler in transaction mode."""
+    settings = {"application_name": "oncewire"}
+    if schema:
+        settings["search_path"] = quote_name(schema)
+    with translated():
+        return await driver().connect(
+            url,
+            timeout=CONNECT_S_MAX,
+            command_timeout=COMMAND_S_MAX,
+            statement_cache_size=100 if cache_statements else 0,
+            server_settings=settings if cache_statements else None,
+        )
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, *, schema: str = "") -> AsyncIterator[Any]:
+    """A connection for the length of a block."""
+    connection = await connect(url, schema=schema)
+    try:
+        with translated():
+            yield connection
+    finally:
+        await connection.close(timeout=5)
+
+
+def quote_name(name: str) -> str:
+    """A schema's name as SQL; anything odd is refused rather than escaped."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", name):
+        raise Refused(f"{name!r} cannot be a schema", hint="Use lower-case letters, digits and '_'.")
+    return f'"{name}"'
+
+
+_QUERY = re.compile(r"^-- name: (?P<name>\w+)\n(?P<body>.*?)(?=^-- name: |\Z)", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def queries(package: str, file: str = "queries.sql") -> dict[str, str]:
+    """The named queries of a part: `-- name: claim`, a description in comments, then the statement."""
+    text = files(package).joinpath("sql", file).read_text()
+    return {match["name"]: match["body"].strip().rstrip(";") for match in _QUERY.finditer(text)}

@@ -1,0 +1,140 @@
+-- Conversations, their messages, and the outbox that hands each message to JetStream once and in order.
+--
+-- A conversation's numbers are handed out under a lock on its own row, so that the order of sequences is the order of
+-- commits: whoever resumes after 42 has really seen 41. Relays never touch that row; they claim conversations through
+-- rows of their own (conversation_relay), so that a slow relay cannot make a user's commit wait.
+
+CREATE TABLE conversations (
+    id uuid PRIMARY KEY,
+    tenant text NOT NULL DEFAULT '',
+    epoch text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', ''),
+    last_sequence bigint NOT NULL DEFAULT 0 CHECK (last_sequence >= 0),
+    created_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 70);
+
+COMMENT ON COLUMN conversations.epoch IS 'Changes when the numbers can no longer be trusted: after a restore.';
+
+CREATE TABLE conversation_messages (
+    id uuid PRIMARY KEY DEFAULT gen_random_uuid(),
+    conversation_id uuid NOT NULL REFERENCES conversations (id),
+    sequence bigint NOT NULL CHECK (sequence > 0),
+    role text NOT NULL CHECK (role IN ('user', 'assistant', 'system')),
+    content text NOT NULL,
+    model text,
+    citations jsonb,
+    pubmed_articles jsonb,
+    metadata jsonb,
+    void_reason text,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    UNIQUE (conversation_id, sequence)
+);
+
+COMMENT ON COLUMN conversation_messages.void_reason IS 'Set by a person: a tombstone is published under this sequence.';
+
+CREATE TABLE message_outbox (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    conversation_id uuid NOT NULL,
+    sequence bigint NOT NULL,
+    message_id uuid NOT NULL,
+    dedupe_id text NOT NULL UNIQUE,
+    status text NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'dispatched', 'failed')),
+    attempts integer NOT NULL DEFAULT 0,
+    next_attempt_at timestamptz,
+    error text,
+    created_at timestamptz NOT NULL DEFAULT now(),
+    dispatched_at timestamptz
+) WITH (fillfactor = 80);
+
+CREATE INDEX message_outbox_open ON message_outbox (conversation_id, sequence) WHERE status <> 'dispatched';
+CREATE INDEX message_outbox_done ON message_outbox (dispatched_at) WHERE status = 'dispatched';
+
+CREATE TABLE conversation_relay (
+    conversation_id uuid PRIMARY KEY,
+    dispatched_sequence bigint NOT NULL DEFAULT 0,
+    stream_sequence bigint NOT NULL DEFAULT 0,
+    attempts integer NOT NULL DEFAULT 0,
+    next_attempt_at timestamptz,
+    error text
+) WITH (fillfactor = 70);
+
+COMMENT ON COLUMN conversation_relay.stream_sequence IS 'Where the last confirmed row stands in the stream: the fence.';
+
+CREATE TABLE relay_state (
+    is_single boolean PRIMARY KEY DEFAULT true CHECK (is_single),
+    idle_until timestamptz NOT NULL DEFAULT '-infinity',
+    body_bytes_max bigint NOT NULL DEFAULT 1032192
+);
+
+COMMENT ON TABLE relay_state IS 'What relays tell writers: whether a wake-up is worth it, and how large a body may be.';
+
+INSERT INTO relay_state DEFAULT VALUES;
+
+CREATE FUNCTION wake_relay() RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+    -- A notification in every transaction would serialise all commits: only an idle relay asks for one.
+    SELECT pg_notify('oncewire_outbox', '') FROM relay_state WHERE idle_until > clock_timestamp();
+$$;
+
+CREATE FUNCTION enqueue_conversation_message(
+    p_conversation_id uuid,
+    p_role text,
+    p_content text,
+    p_model text DEFAULT NULL,
+    p_citations jsonb DEFAULT NULL,
+    p_pubmed_articles jsonb DEFAULT NULL,
+    p_metadata jsonb DEFAULT NULL,
+    p_tenant text DEFAULT ''
+) RETURNS TABLE (message_id uuid, sequence bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+DECLARE
+    v_sequence bigint;
+    v_tenant text;
+    v_epoch text;
+    v_id uuid := gen_random_uuid();
+    v_bytes bigint := 1024 + octet_length(to_json(p_content)::text) + coalesce(octet_length(to_json(p_model)::text), 0)
+        + coalesce(octet_length(p_citations::text), 0) + coalesce(octet_length(p_metadata::text), 0);
+    v_bytes_max bigint;
+BEGIN
+    IF p_role IS NULL OR p_role NOT IN ('user', 'assistant', 'system') THEN
+        RAISE EXCEPTION 'role must be user, assistant or system, not %', coalesce(p_role, 'null')
+            USING ERRCODE = 'OW400', HINT = 'Use one of the three roles of the protocol.';
+    END IF;
+    IF p_metadata IS NOT NULL AND jsonb_typeof(p_metadata) <> 'object' THEN
+        RAISE EXCEPTION 'metadata must be an object' USING ERRCODE = 'OW400';
+    END IF;
+    SELECT body_bytes_max INTO v_bytes_max FROM relay_state;
+    IF v_bytes > v_bytes_max THEN
+        RAISE EXCEPTION 'the message takes % bytes, % can be published', v_bytes, v_bytes_max
+            USING ERRCODE = 'OW413', HINT = 'Store large content elsewhere and enqueue its address.';
+    END IF;
+    UPDATE conversations c SET last_sequence = c.last_sequence + 1 WHERE c.id = p_conversation_id
+        RETURNING c.last_sequence, c.tenant, c.epoch INTO v_sequence, v_tenant, v_epoch;
+    IF NOT FOUND THEN
+        INSERT INTO conversations AS c (id, tenant, last_sequence) VALUES (p_conversation_id, p_tenant, 1)
+            ON CONFLICT (id) DO UPDATE SET last_sequence = c.last_sequence + 1
+            RETURNING c.last_sequence, c.tenant, c.epoch INTO v_sequence, v_tenant, v_epoch;
+        INSERT INTO conversation_relay (conversation_id) VALUES (p_conversation_id) ON CONFLICT DO NOTHING;
+    END IF;
+    IF v_tenant <> p_tenant THEN
+        RAISE EXCEPTION 'conversation % belongs to another tenant', p_conversation_id USING ERRCODE = 'OW403';
+    END IF;
+    INSERT INTO conversation_messages
+        (id, conversation_id, sequence, role, content, model, citations, pubmed_articles, metadata)
+        VALUES (v_id, p_conversation_id, v_sequence, p_role, p_content, p_model, p_citations, p_pubmed_articles, p_metadata);
+    INSERT INTO message_outbox (conversation_id, sequence, message_id, dedupe_id)
+        VALUES (p_conversation_id, v_sequence, v_id,
+            encode(sha256(convert_to(p_conversation_id || ':' || v_epoch || ':' || v_sequence || ':' || v_id, 'UTF8')), 'hex'));
+    PERFORM wake_relay();
+    RETURN QUERY SELECT v_id, v_sequence;
+END $$;
+
+CREATE FUNCTION mark_outbox_dispatched(p_id bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+    UPDATE message_outbox
+        SET status = 'dispatched', dispatched_at = now(), attempts = attempts + 1, next_attempt_at = NULL, error = NULL
+        WHERE id = p_id AND status <> 'dispatched';
+$$;
+
+CREATE FUNCTION mark_outbox_failed(p_id bigint, p_error text) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
+    UPDATE message_outbox
+        SET status = 'failed', attempts = attempts + 1, error = left(p_error, 2000),
+            next_attempt_at = now() + make_interval(secs => least(300, power(2, least(attempts, 8))))
+        WHERE id = p_id AND status <> 'dispatched';
+$$;
