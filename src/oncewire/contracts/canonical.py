@@ -1,8 +1,8 @@
 """Canonical JSON (RFC 8785): one value, one sequence of bytes, in every language.
 
 Members sorted by UTF-16 code units, no spaces, numbers as ECMAScript writes them, strings with the fewest escapes.
-Whole numbers beyond ±(2^53 − 1) are refused: RFC 8785 would round them to a double, and two different ids would get
-one digest. Send those as text.
+Whole numbers beyond ±(2^53 − 1) are taken only in the digits that a double is written in, such as 10000000000000000:
+RFC 8785 would round the others, and two different ids would get one digest. Send those as text.
 
 Most payloads need none of the special rules. `read_plain` knows that from a text by its types, `encode` looks once at
 a value (`_are_plain`); then the C encoder writes the sorted form. Everything else goes through `_exact`.
@@ -22,6 +22,9 @@ DEPTH_MAX = 64
 """Arrays and objects inside each other, the outermost included."""
 
 INT_MAX = 2**53 - 1
+_DOUBLE_DIGITS_BITS = 70
+"""From 10^21 on a double is written with an exponent."""
+
 _PLAIN_FLOAT_MIN = 0.01
 _PLAIN_FLOAT_MAX = 1e15
 _PLAIN_LEVELS = 4
@@ -154,13 +157,15 @@ def _string(value: str, path: str) -> bytes:
 
 
 def _whole(value: int, path: str) -> bytes:
-    if not -INT_MAX <= value <= INT_MAX:
-        raise ContractViolation(
-            f"{_named(path)} is a whole number beyond ±(2^53 − 1), which JSON readers round",
-            field=path,
-            hint="Send it as text.",
-        )
-    return b"%d" % value
+    if -INT_MAX <= value <= INT_MAX or (
+        value.bit_length() <= _DOUBLE_DIGITS_BITS and number(float(value)) == str(value)
+    ):
+        return b"%d" % value
+    raise ContractViolation(
+        f"{_named(path)} is a whole number beyond ±(2^53 − 1), which JSON readers round",
+        field=path,
+        hint="Send it as text.",
+    )
 
 
 def number(value: float, path: str = "") -> str:

@@ -35,8 +35,8 @@ NAME_CHARS_MAX = 256
 ID_CHARS_MAX = 512
 
 T = TypeVar("T")
-Mend = Callable[[bytes], bytes | None]
-"""Rewrites a body that a lenient producer sent into the strict form, None when there is nothing to mend."""
+Mend = Callable[[dict[str, Any]], dict[str, Any] | None]
+"""Rewrites what a lenient producer sent into the strict form, None when there is nothing to mend."""
 
 ENCODE = msgspec.json.Encoder().encode
 _ANY = msgspec.json.Decoder()
@@ -70,18 +70,20 @@ class Contract(Generic[T]):
             return self._second_look(body, error)
 
     def _second_look(self, body: bytes, error: Exception) -> T:
+        """A body that is no JSON at all is that first; then its version counts, then what can be mended."""
         if not isinstance(error, msgspec.ValidationError):
             fail(self.name, body, error)
-        if self.version_field:
-            check_version(self.name, body, self.version_field, self.version)
-        mended = self.mend(body) if self.mend else None
+        value = _parse(self.name, body)
+        if isinstance(value, dict) and self.version_field:
+            _check_version(self.name, value.get(self.version_field), self.version_field, self.version)
+        mended = self.mend(value) if isinstance(value, dict) and self.mend else None
         if mended is None:
             fail(self.name, body, error)
-        _read_in_full(self.name, body)  # what is mended no longer shows what was repeated
+        _refuse_repeats_in(self.name, body, value)  # what is mended no longer shows what was repeated
         try:
-            return self.decoder.decode(mended)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as still:
-            fail(self.name, mended, still)
+            return self.decoder.decode(ENCODE(mended))
+        except msgspec.ValidationError as still:
+            fail(self.name, body, still)
 
 
 def read_payload(name: str, raw: msgspec.Raw) -> tuple[dict[str, Any], bytes]:
@@ -107,6 +109,20 @@ def _read_object(name: str, text: bytes) -> dict[str, Any]:
         fail(name, text, error, within="payload")
 
 
+def write_payload(name: str, payload: object) -> msgspec.Raw:
+    """A payload for the wire, or ContractViolation if it has no canonical form (the encoder would make NaN null).
+
+    Not written in that form itself: there 1.0 is 1, and the reader would get another type than the sender had.
+    """
+    if not isinstance(payload, dict):
+        raise ContractViolation(f"{name}: payload: must be an object", field="payload")
+    try:
+        canonical.encode(payload)
+    except ContractViolation as wrong:
+        raise inside(name, "payload", wrong) from None
+    return msgspec.Raw(ENCODE(payload))
+
+
 def inside(name: str, where: str, wrong: ContractViolation) -> ContractViolation:
     """What is wrong inside the field `where`, told from the outside."""
     field = f"{where}.{wrong.field}" if wrong.field else where
@@ -119,7 +135,7 @@ def refuse_repeats(name: str, body: bytes, again: bytes, *, tight: bool) -> None
         return
     if _strings(again) == _strings(body):
         return
-    _read_in_full(name, body)
+    _refuse_repeats_in(name, body, _parse(name, body))
 
 
 def _strings(text: bytes) -> int:
@@ -129,13 +145,18 @@ def _strings(text: bytes) -> int:
     return text.count(b'"')
 
 
-def _read_in_full(name: str, body: bytes) -> None:
-    if not is_within_depth(body, DEPTH_MAX + 1):  # the envelope itself is one level more
-        raise too_deep()
+def _parse(name: str, body: bytes) -> Any:
+    """The whole body as JSON, with the fields that its contract does not know."""
     try:
         value = _ANY.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail(name, body, error)
+    if not is_within_depth(body, DEPTH_MAX + 1):  # the envelope itself is one level more
+        raise too_deep()
+    return value
+
+
+def _refuse_repeats_in(name: str, body: bytes, value: Any) -> None:
     if _strings(ENCODE(value)) == _strings(body):
         return
     field = _repeated(body)
@@ -173,13 +194,7 @@ def is_within_depth(body: bytes, depth: int) -> bool:
     return not brackets
 
 
-def check_version(name: str, body: bytes, field: str, version: str) -> None:
-    """UnsupportedVersion when the body carries another version; looks at that one field and nothing else."""
-    try:
-        members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        found = _ANY.decode(members[field])
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
-        return  # not an object, or no version at all: the decoder's own complaint says so
+def _check_version(name: str, found: object, field: str, version: str) -> None:
     if isinstance(found, str) and found != version:
         raise UnsupportedVersion(
             f"{name}: {field} {found[:40]!r} is not supported",

@@ -14,15 +14,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from oncewire.contracts import canonical, ids
+from oncewire.contracts import ids
 from oncewire.contracts.codec import (
     ENCODE,
     ID_CHARS_MAX,
     NAME_CHARS_MAX,
     Contract,
-    inside,
     read_payload,
     refuse_repeats,
+    write_payload,
 )
 from oncewire.errors import ContractViolation
 
@@ -64,11 +64,10 @@ class RawMessage(_Required, frozen=True, kw_only=True):
     causation_id: Id | UnsetType | None = UNSET
 
 
-def _event_id_as_message_id(body: bytes) -> bytes | None:
-    members = msgspec.json.decode(body, type=dict[str, Raw])
-    if "message_id" in members or "event_id" not in members:
+def _event_id_as_message_id(sent: dict[str, Any]) -> dict[str, Any] | None:
+    if "message_id" in sent or "event_id" not in sent:
         return None
-    return ENCODE({"message_id" if name == "event_id" else name: raw for name, raw in members.items()})
+    return {"message_id" if name == "event_id" else name: value for name, value in sent.items()}
 
 
 _WIRE = Contract(NAME, msgspec.json.Decoder(RawMessage), "schema_version", VERSION, _event_id_as_message_id)
@@ -106,14 +105,11 @@ def decode_message(body: bytes) -> MessageEnvelope:
 
 
 def encode_message(envelope: MessageEnvelope) -> bytes:
-    """The body of a message, its payload in canonical form. Refuses what `decode_message` would refuse."""
-    try:
-        payload = canonical.canonical(envelope.payload)
-    except ContractViolation as wrong:
-        raise inside(NAME, "payload", wrong) from None
+    """The body of a message. Refuses what `decode_message` would refuse."""
+    payload = write_payload(NAME, envelope.payload)
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
     fields |= {name: UNSET for name in ("correlation_id", "causation_id") if fields[name] is None}
-    body = ENCODE(RawMessage(**fields | {"payload": Raw(payload)}))
+    body = ENCODE(RawMessage(**fields | {"payload": payload}))
     check(_WIRE.read(body))
     return body
 

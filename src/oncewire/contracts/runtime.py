@@ -23,9 +23,9 @@ from oncewire.contracts.codec import (
     ENCODE,
     NAME_CHARS_MAX,
     Contract,
-    inside,
     read_payload,
     refuse_repeats,
+    write_payload,
 )
 from oncewire.contracts.message import Id, check_printable
 from oncewire.errors import ContractViolation
@@ -125,7 +125,7 @@ def open_runtime(body: bytes) -> tuple[RawRuntime, dict[str, Any], bytes]:
     raw = _WIRE.read(body)
     refuse_repeats(NAME, body, ENCODE(raw), tight=True)
     if raw.reply_to:
-        subjects.check_subject(raw.reply_to)
+        subjects.check_subject(raw.reply_to, "reply_to")
     return raw, *read_payload(NAME, raw.payload)
 
 
@@ -136,16 +136,13 @@ def decode_runtime(body: bytes, *, subject: str, origin: ids.Origin, carried: he
 
 
 def encode_runtime(envelope: RuntimeEnvelope) -> bytes:
-    """The body of a complete envelope, its payload in canonical form. Refuses what `open_runtime` would refuse."""
-    try:
-        payload = canonical.canonical(envelope.payload)
-    except ContractViolation as wrong:
-        raise inside(NAME, "payload", wrong) from None
+    """The body of a complete envelope. Refuses what `open_runtime` would refuse."""
+    payload = write_payload(NAME, envelope.payload)
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
     present = {name: value for name, value in fields.items() if value is not None}
-    body = ENCODE(RawRuntime(**present | {"payload": Raw(payload)}))
+    body = ENCODE(RawRuntime(**present | {"payload": payload}))
     if _WIRE.read(body).reply_to:
-        subjects.check_subject(str(envelope.reply_to))
+        subjects.check_subject(str(envelope.reply_to), "reply_to")
     return body
 
 

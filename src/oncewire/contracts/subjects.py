@@ -74,28 +74,25 @@ def _join(*tokens: tuple[str, str]) -> str:
     return check_subject(subject)
 
 
-def check_subject(subject: str) -> str:
+def check_subject(subject: str, field: str = "subject") -> str:
     """A subject as a publisher may name it: no wildcard, no empty token. Foreign subjects may hold any UTF-8."""
-    tokens = check_filter(subject).split(".")
+    tokens = check_filter(subject, field).split(".")
     if "*" in tokens or ">" in tokens:
-        raise ContractViolation(f"subject has a wildcard: {subject!r}", field="subject")
+        raise ContractViolation(f"{field} has a wildcard: {subject!r}", field=field)
     return subject
 
 
-def check_filter(pattern: str) -> str:
+def check_filter(pattern: str, field: str = "subject") -> str:
     """A subject that may hold wildcards, as consumers and streams name it."""
     tokens = pattern.split(".")
     if len(pattern.encode(errors="replace")) > SUBJECT_BYTES_MAX or len(tokens) > TOKENS_MAX:
         raise ContractViolation(
-            f"subject is longer than {SUBJECT_BYTES_MAX} bytes or {TOKENS_MAX} tokens: {pattern[:80]!r}…",
-            field="subject",
+            f"{field} is longer than {SUBJECT_BYTES_MAX} bytes or {TOKENS_MAX} tokens: {pattern[:80]!r}…", field=field
         )
     if not all(_FOREIGN_TOKEN.fullmatch(one) for one in tokens):
-        raise ContractViolation(
-            f"subject has an empty token, a space or a control character: {pattern!r}", field="subject"
-        )
+        raise ContractViolation(f"{field} has an empty token, a space or a control character: {pattern!r}", field=field)
     if ">" in tokens[:-1]:
-        raise ContractViolation(f"subject has '>' before its end: {pattern!r}", field="subject")
+        raise ContractViolation(f"{field} has '>' before its end: {pattern!r}", field=field)
     return pattern
 
 

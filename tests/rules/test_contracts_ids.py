@@ -1,0 +1,76 @@
+"""Ids and identities: stable, and different whenever any part differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncewire.contracts import ids
+
+PART = st.text(max_size=6) | st.integers(-3, 10**12)
+NUMERIC = st.text("0123456789:", max_size=4)
+ORIGIN = ids.Origin("S", 1, 2, 3)
+
+
+@given(st.lists(NUMERIC | PART.map(str), max_size=4), st.lists(NUMERIC | PART.map(str), max_size=4))
+def test_different_parts_never_join_to_one_text(one: list[str], other: list[str]) -> None:
+    assert (ids.joined("k", *one) == ids.joined("k", *other)) == (one == other)
+
+
+@given(
+    st.tuples(*[st.text(max_size=4)] * 4, st.integers(0, 9)), st.tuples(*[st.text(max_size=4)] * 4, st.integers(0, 9))
+)
+def test_effects_share_an_id_only_when_all_is_the_same(one: Any, other: Any) -> None:
+    assert (ids.effect_id(*one) == ids.effect_id(*other)) == (one == other)
+
+
+def test_moving_a_character_between_parts_changes_the_id() -> None:
+    assert ids.effect_id("a", "bc", "d", "e", 1) != ids.effect_id("ab", "c", "d", "e", 1)
+    assert ids.effect_id("a", "b", "c", "e1", 1) != ids.effect_id("a", "b", "c", "e", 11)
+    assert ids.input_id("t", "w", "s", "k", b"\1") != ids.input_id("t", "w", "sk", "", b"\1")
+    assert ids.letter_id(ORIGIN, "c") != ids.letter_id(ORIGIN._replace(stream="Sc"), "")
+    assert ids.replay_id("dl.1", 1) != ids.replay_id("dl.11", 1) != ids.replay_id("dl.1", 11)
+
+
+def test_every_part_of_an_origin_counts_for_its_letter() -> None:
+    changed = [
+        ORIGIN,
+        *(
+            ORIGIN._replace(**{name: value})
+            for name, value in (("stream", "T"), ("created_ns", 9), ("sequence", 9), ("timestamp_ns", 9))
+        ),
+    ]
+    assert len({ids.letter_id(origin, "c") for origin in changed}) == 5
+    assert len({ids.origin_id(origin) for origin in changed}) == 5
+    assert len({ids.position_identity(origin) for origin in changed}) == 5
+    assert ids.letter_id(ORIGIN, "c") != ids.letter_id(ORIGIN, "d")
+
+
+def test_ids_are_what_they_were_when_ledgers_were_written() -> None:
+    assert ids.effect_id("default", "demo", "shop", "key:ord-17", 0) == "fx.f249e0b8497e2aecc34800dbf54304d1388aabbf"
+    assert (
+        ids.input_id("default", "demo", "evt.default.demo.x", "ord-17", bytes(32))
+        == "in.92ddfe390e026ca5057345beab0bac6443f9dcd4"
+    )
+    assert ids.letter_id(ORIGIN, "shop_consumer") == "dl.ea8b4e56f98f6337d06cff99292ebb856d48adad"
+    assert ids.replay_id("dl.0", 1) == "rp.d2ad3f435e3ad0304b9275d9b29a6d635a701045"
+    assert ids.origin_id(ORIGIN) == "at.2b2163fa49116c99fce8f6a8415bf58816e2cd9c"
+
+
+def test_identities_of_different_kinds_never_meet() -> None:
+    forged = ids.position_identity(ORIGIN).removeprefix("at:")
+    found = {
+        ids.key_identity(forged),
+        ids.event_identity(forged),
+        ids.position_identity(ORIGIN),
+        ids.produce_identity("", "t", "k"),
+        ids.consume_identity("", "t", "k", ""),
+    }
+    assert len(found) == 5
+
+
+def test_the_group_and_the_tenant_count_in_the_broker() -> None:
+    assert ids.produce_identity("a", "t", "k") != ids.produce_identity("", "at", "k")
+    assert ids.consume_identity("a", "t", "k", "g1") != ids.consume_identity("a", "t", "k", "g2")
