@@ -56,7 +56,7 @@ log = logging.getLogger("oncewire.jetstream")
 INBOX_SID = 1
 FLUSH_BYTES = 64 * 1024
 MOVE_WAIT_S = 2.0
-SERVERS_MAX = 1_000
+CLOSE_WAIT_S = 1.0
 AUTH_REFUSALS_MAX = 3
 """So many rounds in which a server refused the credentials, and a reconnecting client gives up."""
 
@@ -138,7 +138,19 @@ class Connection:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        wire = self._wire
         self._shut("closed by this process")
+        if wire is not None:
+            await self._end(wire)
+
+    async def _end(self, wire: Wire) -> None:
+        """Until the socket is gone. What a server that stopped reading has not taken by then is given up."""
+        try:
+            async with asyncio.timeout(CLOSE_WAIT_S):
+                await asyncio.shield(wire.lost)
+        except TimeoutError:
+            wire.abort()
+            await wire.lost
 
     def _shut(self, reason: str, error: OncewireError | None = None) -> None:
         self._close_error = error
@@ -196,7 +208,10 @@ class Connection:
         level = logging.INFO if state in (State.CONNECTED, State.CLOSED, State.DRAINING) else logging.WARNING
         log.log(level, "nats %s: %s", state.value, reason)
         if self.options.on_change is not None:
-            self.options.on_change(state, reason)
+            try:
+                self.options.on_change(state, reason)
+            except Exception:  # the user's code: it must not stop a reconnect
+                log.exception("on_change failed on %s", state.value)
 
     # ---- handshake
 
@@ -356,6 +371,8 @@ class Connection:
         subject = text.split('"')[1] if text.count('"') >= 2 else ""
         error = PermissionDenied(text, hint="Give this user the permission, or use another subject.")
         if "subscription" in text.lower():
+            if subject.encode() == self.inbox + b"*":  # without it no answer is ever heard
+                self._shut(error.message, PermissionDenied(text, hint="Let this user subscribe to _INBOX.>."))
             for sub in list(self._subs.values()):
                 if sub.subject.decode() == subject and sub.denied is not None:
                     sub.denied(error)

@@ -204,6 +204,7 @@ class Publisher:
         self._sweeper: asyncio.TimerHandle | None = None
         self._last_ack_at = 0.0
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._retries: set[asyncio.TimerHandle] = set()
         self._batches: dict[int, tuple[asyncio.Future[PubAck], str, frozenset[str]]] = {}
         self._batch_slots = asyncio.Semaphore(BATCHES_OPEN_MAX)
         connection.listeners.append(self)
@@ -390,7 +391,13 @@ class Publisher:
         """It was not stored, for a reason that may pass."""
         window.retries += 1
         delay = min(RETRY_DELAY_S * 2 ** min(window.retries, 8), RETRY_DELAY_MAX_S)
-        self.connection.loop.call_later(delay, self._send_again, window, [index])
+
+        def again() -> None:
+            self._retries.discard(timer)
+            self._send_again(window, [index])
+
+        timer = self.connection.loop.call_later(delay, again)
+        self._retries.add(timer)
 
     def _send_again(self, window: _Window, indexes: Sequence[int]) -> None:
         frames = [window.frames[index] for index in indexes if window.results[index] is None]
@@ -444,6 +451,9 @@ class Publisher:
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
+        for timer in self._retries:
+            timer.cancel()
+        self._retries.clear()
         for task in list(self._probes.values()):
             task.cancel()
 

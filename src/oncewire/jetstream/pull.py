@@ -140,9 +140,12 @@ class Pull:
         self._heard_at = time.monotonic()
         self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._ask_timer: asyncio.TimerHandle | None = None
         self._is_probing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.missed_heartbeats = 0
+        self.losses = 0
+        """How often the connection broke: what was on its way then did not arrive."""
         self._sub = connection.subscribe((self._inbox + b"*").decode(), self._deliver, denied=self._fail)
         connection.listeners.append(self)
         self._watch()
@@ -158,8 +161,9 @@ class Pull:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._ask_timer):
+            if timer is not None:
+                timer.cancel()
         with contextlib.suppress(ValueError):
             self._connection.listeners.remove(self)
         with contextlib.suppress(OncewireError):
@@ -217,7 +221,10 @@ class Pull:
 
     def _ask(self) -> None:
         """Keep the requests ahead filled, as long as the server can hear them and what waits here is bounded."""
-        if not self._connection.is_ready or self._is_closed or self._error is not None or self._is_probing:
+        if self._is_closed or self._error is not None or self._is_probing or self._ask_timer is not None:
+            return
+        if not self._connection.is_ready:  # no room to write, moving, or lost: nobody else would ask again
+            self._later()
             return
         goal = self._batch * self._ahead
         while self._owed + len(self._waiting) <= goal - self._batch:
@@ -286,7 +293,13 @@ class Pull:
         self._later()
 
     def _later(self) -> None:
-        self._connection.loop.call_later(ASK_AGAIN_S, self._ask)
+        """Ask again in a moment, and not before."""
+        if self._ask_timer is None and not self._is_closed:
+            self._ask_timer = self._connection.loop.call_later(ASK_AGAIN_S, self._ask_now)
+
+    def _ask_now(self) -> None:
+        self._ask_timer = None
+        self._ask()
 
     def _watch(self) -> None:
         """Two heartbeats of silence while something is owed: the requests are lost."""
@@ -310,10 +323,16 @@ class Pull:
     def on_connected(self) -> None:
         self._heard_at = time.monotonic()
         self._owed = 0
+        if self._ask_timer is not None:
+            self._ask_timer.cancel()
+            self._ask_timer = None
         self._ask()
 
     def on_lost(self, reason: str) -> None:  # noqa: ARG002 - the listener's shape
         self._owed = 0
+        self.losses += 1
+        if self._connection.state is State.CLOSED:
+            self.close()
         self._stir()
 
     def on_denied(self, subject: str, error: PermissionDenied) -> None:

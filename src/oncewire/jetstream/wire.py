@@ -56,6 +56,7 @@ class Wire(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.info: asyncio.Future[ServerInfo] = owner.loop.create_future()
         self.greeted: asyncio.Future[None] = owner.loop.create_future()
+        self.lost: asyncio.Future[None] = owner.loop.create_future()
         self.pongs: list[asyncio.Future[None]] = []
         self.error = ""
         self.is_lost = False
@@ -87,6 +88,8 @@ class Wire(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_lost = True
+        if not self.lost.done():
+            self.lost.set_result(None)
         reason = self.error or (str(error) if error else "the server closed the connection")
         gone = NotConnected(reason)
         waiting: list[asyncio.Future[Any]] = [self.info, self.greeted, *self.pongs]
