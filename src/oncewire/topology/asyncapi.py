@@ -21,13 +21,13 @@ from oncewire.version import VERSION
 ASYNCAPI = "3.0.0"
 Node = dict[str, Any]
 
-_PARAMETERS = {
-    "evt.>": ("evt.{tenant}.{workspace}.{name}", "name"),
-    "cmd.>": ("cmd.{tenant}.{workspace}.{agent}.{name}", "name"),
-    "ledger.*.*": ("ledger.{agent}.{ledgerId}", ""),
-    "dlq_requests.*": ("dlq_requests.{agent}", ""),
+_ADDRESSES = {
+    "evt.>": "evt.{tenant}.{workspace}.{name}",
+    "cmd.>": "cmd.{tenant}.{workspace}.{agent}.{name}",
+    "ledger.*.*": "ledger.{agent}.{ledgerId}",
+    "dlq_requests.*": "dlq_requests.{agent}",
 }
-"""Addresses of subjects with wildcards; the second is the parameter that may hold several tokens."""
+"""Subjects whose wildcards have names of their own."""
 
 _ENVELOPES = {Family.MESSAGE: "message", Family.RUNTIME: "runtime", Family.REALTIME: "realtime"}
 _OTHERS = {
@@ -95,12 +95,8 @@ def _family(topology: Topology, pattern: str) -> Family | None:
 
 def _address(topology: Topology, pattern: str) -> tuple[str, list[str]]:
     """The subject with its wildcards as parameters."""
-    if pattern in _PARAMETERS:
-        address = _PARAMETERS[pattern][0]
-    else:
-        is_chat = _family(topology, pattern) is Family.REALTIME
-        address = pattern.replace("*", "{conversationId}" if is_chat else "{token}")
-        address = re.sub(r">$", "{rest}", address)
+    one = "{conversationId}" if _family(topology, pattern) is Family.REALTIME else "{token}"
+    address = _ADDRESSES.get(pattern) or re.sub(r">$", "{rest}", pattern.replace("*", one))
     return address, re.findall(r"\{(\w+)\}", address)
 
 

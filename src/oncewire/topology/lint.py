@@ -100,31 +100,31 @@ def _gone(topology: Topology, kind: str, name: str, why: str) -> Finding:
 
 
 def _captured(topology: Topology) -> Iterator[Finding]:
-    """Every subject that a contract names is stored once."""
+    """Every subject that a contract names is stored, and by one stream."""
     for entry in topology.contracts:
         takers = [one for one in topology.streams if any(subjects.overlaps(own, entry.pattern) for own in one.subjects)]
-        if len(takers) > 1:
-            names = " and ".join(one.name for one in takers)
-            place = topology.place(*stream_path(takers[-1]), "subjects")
-            yield _error("captured-twice", place, f"{entry.pattern} is captured by {names}", "Leave it to one of them.")
-        elif not takers or not takers[0].captures(entry.pattern):
-            place = topology.place(*stream_path(takers[0]), "subjects") if takers else "contracts"
-            how = f"only partly captured, by {takers[0].name}" if takers else "captured by no stream"
-            yield _error(
-                "not-captured", place, f"{entry.pattern} is {how}", "Messages there would be lost: capture it."
-            )
+        if any(_shared(one, other) for one, other in combinations(takers, 2)):
+            continue  # told by _overlapping, once for the two streams
+        if len(takers) == 1 and takers[0].captures(entry.pattern):
+            continue
+        place = topology.place(*stream_path(takers[-1]), "subjects") if takers else "contracts"
+        how = f"captured only in parts, by {' and '.join(one.name for one in takers)}" if takers else "captured by none"
+        message = f"of the subjects that the contracts name, {entry.pattern} is {how}"
+        yield _error("not-captured", place, message, "Let one stream capture all of it: what is left out is lost.")
 
 
 def _overlapping(topology: Topology) -> Iterator[Finding]:
-    contracts = [entry.pattern for entry in topology.contracts]
     for one, other in combinations(topology.streams, 2):
-        for a in one.subjects:
-            for b in other.subjects:
-                is_told = any(subjects.overlaps(a, known) and subjects.overlaps(b, known) for known in contracts)
-                if subjects.overlaps(a, b) and not is_told:
-                    place = topology.place(*stream_path(other), "subjects")
-                    message = f"{b} overlaps {a} of {one.name}"
-                    yield _error("captured-twice", place, message, "A subject belongs to one stream.")
+        shared = _shared(one, other)
+        if shared:
+            place = topology.place(*stream_path(other), "subjects")
+            message = f"{shared[1]} overlaps {shared[0]} of {one.name}"
+            yield _error("captured-twice", place, message, "A subject belongs to one stream: take it out of one.")
+
+
+def _shared(one: Stream, other: Stream) -> tuple[str, str] | None:
+    both = ((a, b) for a in one.subjects for b in other.subjects if subjects.overlaps(a, b))
+    return next(both, None)
 
 
 def _copies(topology: Topology) -> Iterator[Finding]:
@@ -193,7 +193,12 @@ class _Stream:
             remedy = f"Declare [buckets.{stream.key.removeprefix(BUCKET_PREFIX)}] instead."
             yield _error("is-a-bucket", self.place("subjects"), f"{BUCKET_PREFIX}… is for buckets", remedy)
         if stream.mirror and stream.subjects:
-            yield _error("mirror-listens", self.place("subjects"), "a mirror has no subjects", "Remove one of both.")
+            yield _error(
+                "mirror-listens",
+                self.place("subjects"),
+                "a mirror has no subjects",
+                "Remove the subjects or the mirror.",
+            )
         for subject in stream.subjects:
             if (subject.startswith("$") and not subject.startswith(("$JS.EVENT.", "$KV."))) or subject[0] in "*>":
                 message = f"{subject} is or holds the server's own subjects"
@@ -204,7 +209,9 @@ class _Stream:
         if stream.max_age_ns and stream.duplicate_window_ns > stream.max_age_ns:
             window, age = show_duration(stream.duplicate_window_ns), show_duration(stream.max_age_ns)
             message = f"the duplicate window ({window}) is longer than the age ({age})"
-            yield _error("window-over-age", self.place("duplicate_window"), message, "Ids go with their messages.")
+            yield _error(
+                "window-over-age", self.place("duplicate_window"), message, "Shorten the window or raise max_age."
+            )
         if stream.captures(DLQ) and stream.duplicate_window_ns != stream.max_age_ns:
             message = "the duplicate window of dead letters is not their max_age: a late TERM gives a second letter"
             yield _warning("letters-repeat", self.place("duplicate_window"), message, "Set both to the same time.")
@@ -238,7 +245,7 @@ class _Stream:
         ):
             if limit > 0:
                 message = f"beyond {shown} {stream.name} drops its oldest messages, read or not, without an error"
-                remedy = f'Raise {key} in time (doctor warns at 80 %), or set discard = "new" to refuse instead.'
+                remedy = f'Raise {key} before it is reached, or set discard = "new" to refuse instead.'
                 yield _warning("drops-unread", self.place(key), message, remedy)
 
 
@@ -271,7 +278,7 @@ class _Consumer:
         for one in self.consumer.filters:
             if not stream.captures(one):
                 message = f"{one} lies outside {stream.name} ({', '.join(stream.subjects)})"
-                yield _error("filter-outside", self.place("filters"), message, "It would get less than it asks for.")
+                yield _error("filter-outside", self.place("filters"), message, "Filter on subjects of that stream.")
         for one, other in combinations(self.consumer.filters, 2):
             if subjects.overlaps(one, other):
                 message = f"{one} and {other} overlap: the server refuses that"

@@ -14,8 +14,8 @@ INT64_MAX = 2**63 - 1
 
 _NS = {"d": 86_400 * 10**9, "h": 3_600 * 10**9, "m": 60 * 10**9, "s": 10**9, "ms": 10**6}
 _BYTES = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "GB": 1 << 30, "MB": 1 << 20, "KB": 1 << 10, "B": 1}
-_DURATION = re.compile(r"(?:\d{1,19}(?:d|h|ms|m|s))+")
-_SIZE = re.compile(r"(\d{1,19}) ?(GiB|MiB|KiB|GB|MB|KB|B)")
+_DURATION = re.compile(r"(?:[0-9]{1,19}(?:d|h|ms|m|s))+")
+_SIZE = re.compile(r"([0-9]{1,19}) ?(GiB|MiB|KiB|GB|MB|KB|B)")
 
 
 def parse_duration_ns(text: str) -> int:
@@ -24,7 +24,7 @@ def parse_duration_ns(text: str) -> int:
         return FOREVER
     if not _DURATION.fullmatch(text):
         raise ValueError(f"is not a duration: {text[:40]!r}")
-    total = sum(int(count) * _NS[unit] for count, unit in re.findall(r"(\d+)(d|h|ms|m|s)", text))
+    total = sum(int(count) * _NS[unit] for count, unit in re.findall(r"([0-9]+)(d|h|ms|m|s)", text))
     if not 0 < total <= INT64_MAX:
         raise ValueError(f"must be more than nothing and less than 292 years, not {text[:40]!r}")
     return total
