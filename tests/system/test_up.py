@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import select
 import shutil
 import signal
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -280,7 +278,7 @@ def test_a_damaged_postgres_folder_is_corrupt_with_its_last_words(tmp_path: Path
 
 def test_a_start_cut_off_while_making_the_database_is_made_good(tmp_path: Path) -> None:
     with Up(tmp_path / "data") as up:
-        until((up.folder.postgres / "data.new" / "PG_VERSION").exists, "initdb at work")
+        until(lambda: any(up.folder.postgres.glob("data.new-*/PG_VERSION")), "initdb at work")
         up.process.kill()
     with Up(tmp_path / "data") as up:
         up.ready()
@@ -366,25 +364,28 @@ def test_a_reader_that_goes_away_does_not_stop_the_servers(tmp_path: Path) -> No
 @on_linux
 def test_ctrl_c_in_a_terminal_reaches_only_up(tmp_path: Path) -> None:
     """The terminal sends it to everyone in the foreground; the servers must not be among them."""
+    terminal, other_side = os.openpty()
+    # The first terminal that the leader of a new session opens is the one that controls it.
+    on_terminal = ["/bin/sh", "-c", 'exec "$@" <"$0" >"$0" 2>&1', os.ttyname(other_side), *ONCEWIRE, "up"]
     environ = clean_environ(**ANY_PORTS, TERM="xterm")
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(tmp_path)
-        os.execve(ONCEWIRE[0], [*ONCEWIRE, "up"], environ)
-    shown = b""
-    deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline and select.select([terminal], [], [], WAIT_S)[0]:
-        try:
-            shown += os.read(terminal, 4096)
-        except OSError:  # the other side has closed
-            break
-        if b"ready in" in shown and b"\x03" not in shown and b"^C" not in shown:
-            os.write(terminal, b"\x03")
-            shown += b"\x03"
+    with subprocess.Popen(on_terminal, cwd=tmp_path, env=environ, start_new_session=True) as process:
+        shown = _read_until(terminal, b"ready in")
+        os.write(terminal, b"\x03")
+        shown += _read_until(terminal, b"the data is kept")
+        assert process.wait(WAIT_S) == 0
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(other_side)
     text = shown.decode()
     assert "\x1b[" in text  # rows are rewritten in place
     assert text.rindex("PostgreSQL") < text.rindex("nats-server") < text.rindex("the data is kept")
     log = (tmp_path / ".oncewire" / "nats" / "server.log").read_text()
     assert 'Trapped "terminated"' in log
+    assert "interrupt" not in log
+
+
+def _read_until(terminal: int, end: bytes) -> bytes:
+    shown = b""
+    while end not in shown:
+        assert select.select([terminal], [], [], WAIT_S)[0], shown.decode()
+        shown += os.read(terminal, 4096)
+    return shown

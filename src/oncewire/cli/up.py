@@ -88,12 +88,10 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
 def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     """The servers to start: those that no setting names."""
     needs_nats, needs_postgres = not resolved.is_set("nats_url"), not resolved.settings.postgres_url
+    needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else [])]
+    rows = [row for row in settings.table() if row.name in needed]
     ports = pick_ports(
-        {
-            row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})")
-            for row in settings.table()
-            if (row.name in NATS_PORTS and needs_nats) or (row.name == POSTGRES_PORT and needs_postgres)
-        }
+        {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}
     )
     parts: dict[str, Embedded] = {}
     if needs_nats:

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +34,7 @@ CONNECT_S_MAX = 10.0
 STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0))
 """SIGINT is the fast shutdown: open transactions are rolled back. SIGQUIT leaves recovery to the next start."""
 NOBODY = 65534
+_NEW = "data.new-"
 
 _OPTIONS = {
     "listen_addresses": LOOPBACK,
@@ -115,9 +117,9 @@ class Postgres:
 
     async def _make(self) -> None:
         """initdb, beside its place; then the password; then the move that makes both count."""
-        new = self._folder / "data.new"
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(mode=0o700)
+        for cut_off in self._folder.glob(f"{_NEW}*"):
+            shutil.rmtree(cut_off, ignore_errors=True)  # its initdb may still be at work: hence a new name each time
+        new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder))
         password = secrets.token_urlsafe(24)
         handed = self._folder / "initdb.password"
         write_whole(handed, password.encode(), 0o600)
@@ -128,6 +130,9 @@ class Postgres:
             await self._initdb(new, handed)
         finally:
             handed.unlink()
+        self._settle(new, password)
+
+    def _settle(self, new: Path, password: str) -> None:
         write_whole(self._pass_file, f"{LOOPBACK}:*:*:{USER}:{password}\n".encode(), 0o600)
         new.rename(self._data)
         sync_folder(self._folder)

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,6 +30,9 @@ TAIL_LINES = 6
 TAIL_BYTES = 8 << 10
 POLL_S = 0.01
 LOOPBACK = "127.0.0.1"
+PORTS_TO_PICK = range(20_000, 32_000)
+"""Below the range from which the kernel serves everybody's connections: nobody gets one before the server does."""
+PICKS_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -214,25 +218,36 @@ async def stop_leftover(mark: Mark, *steps: tuple[int, float]) -> None:
 
 def pick_ports(wanted: Mapping[str, tuple[int, str]]) -> dict[str, int]:
     """A free port for each name. `wanted` holds the port (0: any) and how a person can choose another one."""
-    with contextlib.ExitStack() as held:
-        return {name: _probe(held.enter_context(socket.socket()), port, how) for name, (port, how) in wanted.items()}
+    with contextlib.ExitStack() as held:  # so that no two names get the same
+        return {name: _claim(held, port, how) if port else _pick(held) for name, (port, how) in wanted.items()}
 
 
-def _probe(probe: socket.socket, port: int, how: str) -> int:
-    # Like the servers do: a connection that is still closing does not keep the port.
-    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _claim(held: contextlib.ExitStack, port: int, how: str) -> int:
+    hint = f"Stop what uses it, or choose another port with {how}."
     try:
-        probe.bind((LOOPBACK, port))
-        probe.listen(1)
+        return _listen(held, port)
     except OSError as error:
-        hint = f"Stop what uses it, or choose another port with {how}."
         if error.errno == errno.EADDRINUSE:
             raise Unavailable(f"port {port} is taken{_by_whom(port)}", hint=hint) from None
         if error.errno == errno.EACCES:
             raise PermissionDenied(f"port {port} may not be used by this user", hint=hint) from None
         raise
-    number: int = probe.getsockname()[1]
-    return number
+
+
+def _pick(held: contextlib.ExitStack) -> int:
+    for port in random.sample(PORTS_TO_PICK, PICKS_MAX):
+        with contextlib.suppress(OSError):
+            return _listen(held, port)
+    raise Unavailable(f"no free port was found in {PICKS_MAX} tries", hint="Name one instead of 0.")
+
+
+def _listen(held: contextlib.ExitStack, port: int) -> int:
+    probe = held.enter_context(socket.socket())
+    # Like the servers do: a connection that is still closing does not keep the port.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind((LOOPBACK, port))
+    probe.listen(1)
+    return port
 
 
 def _by_whom(port: int) -> str:
