@@ -57,17 +57,25 @@ class Operator:
     def __init__(self) -> None:
         self._operator = nkeys.from_seed(make_seed(nkeys.PREFIX_BYTE_OPERATOR).encode())
         self._account = nkeys.from_seed(make_seed(nkeys.PREFIX_BYTE_ACCOUNT).encode())
+        self._system = nkeys.from_seed(make_seed(nkeys.PREFIX_BYTE_ACCOUNT).encode())
         self.account = self._account.public_key.decode()
 
     @property
     def config(self) -> str:
-        public = self._operator.public_key.decode()
-        operator = _signed(_claims("operator", "test", public, public, {}), self._operator)
+        public, system = self._operator.public_key.decode(), self._system.public_key.decode()
+        claims = _claims("operator", "test", public, public, {"system_account": system})
+        stores = {"mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
+        return (
+            f"operator: {_signed(claims, self._operator)}\n"
+            f"resolver: MEMORY\n"
+            f"resolver_preload: {{ {self.account}: {self._account_jwt(self.account, stores)}\n"
+            f"{system}: {self._account_jwt(system, {})} }}\n"
+        )
+
+    def _account_jwt(self, public: str, stores: dict[str, int]) -> str:
         limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1)
-        limits |= {"wildcards": True, "mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1}
-        claims = _claims("account", "app", self.account, public, {"limits": limits})
-        account = _signed(claims, self._operator)
-        return f"operator: {operator}\nresolver: MEMORY\nresolver_preload: {{ {self.account}: {account} }}\n"
+        extra = {"limits": {**limits, "wildcards": True, **stores}}
+        return _signed(_claims("account", "app", public, self._operator.public_key.decode(), extra), self._operator)
 
     def user(self, *, expires_in_s: float | None = None, deny_publish: list[str] | None = None) -> str:
         """The text of a creds file for a fresh user."""

@@ -184,7 +184,7 @@ class Connection:
     async def ready(self, deadline: float) -> None:
         """Wait until there is a server that takes data. `deadline` is on the monotonic clock."""
         while not self.is_ready:
-            self._check_open()
+            self.check_open()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimedOut(f"not connected to NATS in time (state {self.state}, last: {self._last_problem()})")
@@ -195,7 +195,8 @@ class Connection:
     def _last_problem(self) -> str:
         return (self._wire.error if self._wire else "") or self.server_url or "no server answered"
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise why there is no connection and will be none."""
         if self.state is State.CLOSED or self.state is State.DRAINING:
             if self._close_error is not None:
                 raise self._close_error
@@ -237,8 +238,8 @@ class Connection:
 
     async def _greet(self, wire: Wire, server: str) -> None:
         host, port = host_and_port(server)
-        tls = self.options.tls or ssl.create_default_context()
         if self.options.tls_first:
+            tls = self.options.tls or ssl.create_default_context()
             await self.loop.create_connection(lambda: wire, host, port, ssl=tls, server_hostname=host)
         else:
             await self.loop.create_connection(lambda: wire, host, port)
@@ -248,6 +249,7 @@ class Connection:
             if not (info.tls_required or info.tls_available):
                 raise Unavailable("the server offers no TLS", hint="Use nats:// or switch TLS on at the server.")
             assert wire.transport is not None
+            tls = self.options.tls or ssl.create_default_context()
             secured = await self.loop.start_tls(wire.transport, wire, tls, server_hostname=host)
             wire.transport = secured
         assert wire.transport is not None
@@ -554,7 +556,7 @@ class Connection:
         denied: Callable[[PermissionDenied], None] | None = None,
     ) -> Subscription:
         """Interest that is renewed after each reconnect. `deliver` is called in the order of arrival."""
-        self._check_open()
+        self.check_open()
         self._sid += 1
         encoded_queue = protocol.encode_subject(queue) if queue else b""
         sub = Subscription(self._sid, protocol.encode_filter(subject), encoded_queue, deliver, denied)

@@ -185,7 +185,9 @@ class Pull:
         while not waiting:
             if self._error is not None:
                 raise self._error
-            if self._is_closed or self._connection.state is State.CLOSED:
+            if self._connection.state is State.CLOSED:
+                self._connection.check_open()
+            if self._is_closed:
                 raise NotConnected("the pull is closed")
             self._ask()
             if not await self._wait(deadline):
