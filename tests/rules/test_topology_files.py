@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from oncewire.errors import InvalidSetting
 from oncewire.settings import Settings
 from oncewire.topology import Env, examine, load
+from oncewire.topology.declared import shipped
 from oncewire.topology.export import export_as
 from oncewire.topology.files import FILE_BYTES_MAX, Declared, Source, declare, line_numbers
 from oncewire.topology.findings import Finding, errors
 from oncewire.topology.lint import lint
-from oncewire.topology.load import shipped
 from oncewire.topology.units import parse_bytes, parse_duration_ns, show_bytes, show_duration
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "topology"

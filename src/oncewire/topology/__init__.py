@@ -5,8 +5,8 @@
 rules), done by server.py.
 """
 
+from oncewire.topology.declared import examine, load
 from oncewire.topology.findings import Finding, Severity
-from oncewire.topology.load import examine, load
 from oncewire.topology.model import Consumer, Env, Service, Stream, Topology
 from oncewire.topology.names import durable_name, sr_durable_name
 from oncewire.topology.rules import Change, Plan, Step

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from oncewire.errors import OncewireError
 from oncewire.jetstream import Client
-from oncewire.topology.load import load
+from oncewire.topology.declared import load
 from oncewire.topology.model import Topology
 from oncewire.topology.rules import NONE, Act, Found, Plan, Step, creates, permit, plan, show
 from oncewire.topology.server import OnStep, bring_about, look
