@@ -242,13 +242,15 @@ def _facts(step: Step) -> dict[str, Any]:
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Aligned columns; on a terminal a line that is too long ends in `…` instead of wrapping."""
+    """Aligned columns; on a terminal the details of what is new end in `…` instead of wrapping."""
     shown = list(lines)
     sign_width = max((len(line.sign) for line in shown), default=0)
     name_width = max((len(line.name) for line in shown), default=0)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in shown:
-        sign = click.style(f"{line.sign:<{sign_width}}", fg=line.color, bold=True)
+        padded = f"{line.sign:<{sign_width}}"
+        sign = click.style(padded, fg=line.color, bold=True) if line.sign else padded
         rest = f"{line.name:<{name_width}}  {line.text}" if name_width else line.text
         room = columns - sign_width - 2
-        click.echo(f"{sign}  {rest[: room - 1]}…" if 0 < room < len(rest) else f"{sign}  {rest}")
+        is_clipped = line.sign == "+" and 0 < room < len(rest)
+        click.echo(f"{sign}  {rest[: room - 1]}…" if is_clipped else f"{sign}  {rest}")
