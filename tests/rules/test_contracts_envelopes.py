@@ -49,6 +49,7 @@ RUNTIMES = st.builds(
     id=ID,
     ts=st.integers(0, runtime.TS_MS_MAX),
     type=ID,
+    schema_version=st.just("1.0"),
     trace_id=st.from_regex(r"\A[0-9a-f]{31}1\Z"),
     span_id=st.from_regex(r"\A[0-9a-f]{15}1\Z"),
     tenant=TOKEN,
@@ -329,6 +330,7 @@ def test_what_a_lenient_producer_leaves_out_is_filled_from_the_message_alone() -
         id=ids.origin_id(ORIGIN),
         ts=1_705_329_000_123,
         type="order.placed",
+        schema_version="1.0",
         trace_id=begun.trace_id,
         span_id=begun.span_id,
         tenant="default",
@@ -342,7 +344,7 @@ def test_what_a_lenient_producer_leaves_out_is_filled_from_the_message_alone() -
 
 
 def test_null_is_filled_like_absent() -> None:
-    empty = dict.fromkeys(name for name in runtime.RawRuntime.__struct_fields__ if name not in ("type", "payload"))
+    empty = dict.fromkeys(name for name in runtime.RuntimeOnWire.__struct_fields__ if name not in ("type", "payload"))
     assert read(json.dumps({"type": "order.placed", "payload": {"order": 17}} | empty).encode()) == read()
 
 
@@ -457,6 +459,7 @@ def test_handlers_see_a_message_in_the_shape_of_the_runtime() -> None:
         id=sent.message_id,
         ts=1_705_329_000_000,
         type="LoopCreated",
+        schema_version="1.0",
         trace_id=PARENT.trace_id,
         span_id=PARENT.span_id,
         tenant="acme",

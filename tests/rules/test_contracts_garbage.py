@@ -218,6 +218,17 @@ def test_a_repeat_cannot_hide_behind_a_longer_way_of_writing_the_rest() -> None:
             refused("message", whole.replace(b"{", b"{" + twice, 1))
 
 
+@pytest.mark.parametrize("kind", ["message", "runtime"])
+def test_a_repeat_cannot_hide_behind_a_field_that_is_left_out(kind: str) -> None:
+    """The other check compares the number of strings: nothing that is filled in may count."""
+    whole = json.loads(EXAMPLES[kind])
+    for left_out in whole:
+        rest = json.dumps({name: value for name, value in whole.items() if name != left_out}).encode()
+        for times in (2, 3, 4):
+            refused(kind, rest.replace(b"{", b"{" + b'"payload":{},' * times, 1))
+            refused(kind, rest.replace(b"{", b"{" + b'"payload":{"a":"b"},' * times, 1))
+
+
 def test_a_repeat_cannot_hide_behind_a_body_that_had_to_be_mended() -> None:
     refused("broker", b'{"topic":"t","value":"v","key":1,"key":null,"envelope":{"deadline_ms":1000}}')
     refused("broker", b'{"topic":"t","value":"v","value":"v","envelope":{"deadline_ms":1000,"run_id":null}}')

@@ -175,7 +175,7 @@ def test_export_refuses_a_breaking_change_under_the_same_version(tmp_path: Path)
     run("export", "--out", str(tmp_path))
     path = tmp_path / "message-envelope-1.0.schema.json"
     old = json.loads(path.read_text())
-    old["$defs"]["MessageEnvelope"]["required"].append("correlation_id")
+    old["$defs"]["MessageOnWire"]["required"].append("correlation_id")
     path.write_text(json.dumps(old))
     done = run("export", "--out", str(tmp_path))
     assert done.exit_code == 2

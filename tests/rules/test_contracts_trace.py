@@ -74,4 +74,8 @@ def test_a_message_without_a_trace_begins_the_same_one_for_every_reader() -> Non
     [("", ""), ("0" * 32, "b7ad6b7169203331"), ("a" * 32, "0" * 16), ("a" * 31, "b" * 17), ("A" * 32, "b" * 16)],
 )
 def test_fields_that_are_no_ids_carry_no_context(trace_id: str, span_id: str) -> None:
-    assert trace.from_fields(trace_id, span_id) is None
+    assert not trace.are_ids(trace_id, span_id)
+
+
+def test_fields_that_are_ids_carry_one() -> None:
+    assert trace.are_ids("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")

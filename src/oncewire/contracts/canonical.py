@@ -4,8 +4,8 @@ Members sorted by UTF-16 code units, no spaces, numbers as ECMAScript writes the
 Whole numbers beyond ±(2^53 − 1) are taken only in the digits that a double is written in, such as 10000000000000000:
 RFC 8785 would round the others, and two different ids would get one digest. Send those as text.
 
-Most payloads need none of the special rules. `read_plain` knows that from a text by its types, `encode` looks once at
-a value (`_are_plain`); then the C encoder writes the sorted form. Everything else goes through `_exact`.
+Most payloads need none of the special rules. `of_plain` knows that from the type that a text was decoded as, `encode`
+looks once at a value (`_are_plain`); then the C encoder writes the sorted form. Everything else goes through `_exact`.
 docs/decisions/canonical-json.md has the figures.
 """
 
@@ -32,16 +32,23 @@ _SORTED = msgspec.json.Encoder(order="sorted").encode
 _STRING = msgspec.json.Encoder().encode
 
 
-def _plain_decoder() -> msgspec.json.Decoder[dict[str, Any]]:
-    """Types have no recursion, and each level doubles their number: four levels cover what people nest."""
-    leaf = str | bool | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)] | None
+def _plain_object() -> Any:
+    """Types cannot be endless, and each level doubles their number: four levels below the first cover most payloads."""
+    leaf = (
+        str
+        | bool
+        | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
+        | Annotated[float, msgspec.Meta(ge=-_PLAIN_FLOAT_MAX, le=_PLAIN_FLOAT_MAX)]
+        | None
+    )
     value: Any = leaf
     for _ in range(_PLAIN_LEVELS):
         value = leaf | list[value] | dict[str, value]
-    return msgspec.json.Decoder(dict[str, value])
+    return dict[str, value]
 
 
-_PLAIN = _plain_decoder()
+PLAIN_OBJECT = _plain_object()
+"""A type whose values are within the limits of depth and of whole numbers: what decodes as it needs no second look."""
 
 
 def canonical(value: object) -> bytes:
@@ -62,22 +69,16 @@ def encode(value: object) -> tuple[bytes, bool]:
     return _exact(value, "", DEPTH_MAX), False
 
 
-def read_plain(text: bytes) -> dict[str, Any] | None:
-    """The object in `text` if its types alone show that it needs no special rule, None when one must look closer.
+def of_plain(value: dict[str, Any]) -> bytes:
+    """The canonical form of a value that was decoded as PLAIN_OBJECT.
 
-    A dot may be a fraction and an escape may be any character, so texts with either are left to `encode`.
+    Its whole numbers are in range, and the encoder writes its fractions with a dot or "e-": without either there are
+    none, and without other than ASCII the names are in order.
     """
-    if 0x2E in text or 0x5C in text or not text.isascii():
-        return None
-    try:
-        return _PLAIN.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
-def write_plain(value: dict[str, Any]) -> bytes:
-    """The canonical form of what `read_plain` gave."""
-    return _SORTED(value)
+    written = _SORTED(value)
+    if 0x2E in written or b"e-" in written or not written.isascii():
+        return canonical(value)
+    return written
 
 
 def _are_plain(values: Iterable[Any], room: int) -> bool:

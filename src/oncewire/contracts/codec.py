@@ -86,27 +86,34 @@ class Contract(Generic[T]):
             fail(self.name, body, still)
 
 
+def read_whole(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
+    """The value in one go, if `decoder` knows every field of `body` and none stands twice. None: look closer.
+
+    The type of the value must leave out what is empty when it is encoded, so that it never holds more than its text.
+    """
+    if len(body) > BODY_BYTES_MAX:
+        return None
+    try:
+        value = decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    again = ENCODE(value)
+    return value if again == body or _strings(again) == _strings(body) else None
+
+
 def read_payload(name: str, raw: msgspec.Raw) -> tuple[dict[str, Any], bytes]:
     """A payload that was kept raw, checked in full: the object and its canonical form."""
     text = bytes(raw)
-    payload = canonical.read_plain(text)
-    if payload is not None:
-        written, is_tight = canonical.write_plain(payload), True
-    else:
-        payload = _read_object(name, text)
-        try:
-            written, is_tight = canonical.encode(payload)
-        except ContractViolation as wrong:
-            raise inside(name, "payload", wrong) from None
-    refuse_repeats(f"{name}: payload", text, written, tight=is_tight)
-    return payload, written
-
-
-def _read_object(name: str, text: bytes) -> dict[str, Any]:
     try:
-        return _OBJECT.decode(text)
+        payload = _OBJECT.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         fail(name, text, error, within="payload")
+    try:
+        written, is_tight = canonical.encode(payload)
+    except ContractViolation as wrong:
+        raise inside(name, "payload", wrong) from None
+    refuse_repeats(f"{name}: payload", text, written, tight=is_tight)
+    return payload, written
 
 
 def write_payload(name: str, payload: object) -> msgspec.Raw:

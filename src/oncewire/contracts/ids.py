@@ -1,7 +1,7 @@
 """Identities, digests and message ids: who is the same as whom.
 
-Every id is a hash over parts that are written with their lengths, so that no two lists of parts give one text: with
-less in it, or joined by a separator, messages swallow each other. Ids are SHA-256 cut to 160 bits.
+Every id is a hash over its parts as a JSON array, so that no two lists of parts give one text: with less in it, or
+joined by a separator, messages swallow each other. Ids are SHA-256 cut to 160 bits.
 
 Identities (`…_identity`) are what a ledger remembers. Each begins with a word for its kind: a key that a producer
 chose can never pass for a position or for a chat message.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from oncewire.contracts.canonical import canonical
+from oncewire.errors import ContractViolation
 
 _HEX_CHARS = 40
 _TEXT = msgspec.json.Encoder().encode
@@ -29,14 +30,21 @@ class Origin(NamedTuple):
     timestamp_ns: int
 
 
+def _array(*parts: str | int) -> bytes:
+    """The parts as one text; different lists never give the same."""
+    try:
+        return _TEXT(parts)
+    except UnicodeEncodeError:
+        raise ContractViolation(f"a part of an id has a lone surrogate: {parts!r}") from None
+
+
 def joined(kind: str, *parts: str | int) -> str:
-    """`kind` and the parts as one text; different lists never give the same."""
-    return f"{kind}:" + "".join([f"{len(text)}:{text}" for text in map(str, parts)])
+    """An identity of several parts."""
+    return f"{kind}:{_array(*parts).decode()}"
 
 
 def _hashed(kind: str, *parts: str | int) -> str:
-    text = joined(kind, *parts).encode("utf-8", "surrogatepass")
-    return f"{kind}.{hashlib.sha256(text).hexdigest()[:_HEX_CHARS]}"
+    return f"{kind}.{hashlib.sha256(_array(kind, *parts)).hexdigest()[:_HEX_CHARS]}"
 
 
 def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:

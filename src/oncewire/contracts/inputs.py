@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from oncewire.contracts import catalog, ids, message, runtime, subjects, trace
 from oncewire.contracts.headers import Headers
-from oncewire.contracts.message import ActorKind, MessageEnvelope, RawMessage
-from oncewire.contracts.runtime import Actor, PrincipalType, RuntimeEnvelope, SecurityContext, Source
+from oncewire.contracts.message import ActorKind, MessageEnvelope
+from oncewire.contracts.runtime import Actor, PrincipalType, RuntimeEnvelope, SecurityContext
 from oncewire.errors import ContractViolation
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -37,13 +37,12 @@ def read_input(body: bytes, *, subject: str, origin: ids.Origin, carried: Header
     """Read a message of an agent's stream by the contract of its subject, or ContractViolation."""
     match _family(subject):
         case catalog.Family.RUNTIME:
-            sent, payload, written = runtime.open_runtime(body)
-            envelope = runtime.fill(sent, payload, subject=subject, origin=origin, carried=carried)
+            envelope, written = runtime.open_runtime(body, subject=subject, origin=origin, carried=carried)
             identity = ids.key_identity(envelope.idempotency_key)
         case catalog.Family.MESSAGE:
-            raw, payload, written = message.open_message(body)
-            envelope = _view(raw, payload, carried)
-            identity = message_identity(subject, raw)
+            sent, written = message.open_message(body)
+            envelope = view(sent, carried)
+            identity = message_identity(subject, sent)
         case _:
             raise ContractViolation(
                 f"no envelope for agents is carried on {subject!r}",
@@ -53,7 +52,7 @@ def read_input(body: bytes, *, subject: str, origin: ids.Origin, carried: Header
     return Input(envelope, identity, ids.content_digest(envelope.type, written))
 
 
-def message_identity(subject: str, envelope: MessageEnvelope | RawMessage) -> str:
+def message_identity(subject: str, envelope: MessageEnvelope) -> str:
     """What makes a MessageEnvelope the same message: its key on `sr.>`, its id on the platform's subjects."""
     if subject.startswith("sr."):
         return ids.key_identity(envelope.idempotency_key)
@@ -62,27 +61,24 @@ def message_identity(subject: str, envelope: MessageEnvelope | RawMessage) -> st
 
 def view(envelope: MessageEnvelope, carried: Headers) -> RuntimeEnvelope:
     """A MessageEnvelope in the one shape that handlers see."""
-    return _view(envelope, envelope.payload, carried)
-
-
-def _view(envelope: MessageEnvelope | RawMessage, payload: dict[str, Any], carried: Headers) -> RuntimeEnvelope:
     role = _ROLE[envelope.actor_kind]
     context = trace.extract(carried) or trace.begun_by(envelope.message_id)
     return RuntimeEnvelope(
         id=envelope.message_id,
         ts=(envelope.timestamp - _EPOCH) // _MS,
         type=envelope.message_type,
+        schema_version=runtime.VERSION,
         trace_id=context.trace_id,
         span_id=context.span_id,
-        tenant=_tenant(payload),
+        tenant=_tenant(envelope.payload),
         workspace=subjects.DEFAULT_WORKSPACE,
         actor=Actor(envelope.actor_id, role),
-        payload=payload,
+        payload=envelope.payload,
         idempotency_key=envelope.idempotency_key,
-        source=Source(runtime.UNKNOWN, runtime.UNKNOWN),
+        source=runtime.NO_SOURCE,
         security_context=SecurityContext(envelope.actor_id, role),
-        causation_id=envelope.causation_id or None,
-        correlation_id=envelope.correlation_id or None,
+        causation_id=envelope.causation_id,
+        correlation_id=envelope.correlation_id,
     )
 
 

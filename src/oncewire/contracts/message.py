@@ -9,18 +9,19 @@ microseconds are rounded.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from oncewire.contracts import ids
+from oncewire.contracts import canonical, ids
 from oncewire.contracts.codec import (
     ENCODE,
     ID_CHARS_MAX,
     NAME_CHARS_MAX,
     Contract,
     read_payload,
+    read_whole,
     refuse_repeats,
     write_payload,
 )
@@ -31,37 +32,47 @@ NAME = "MessageEnvelope"
 
 ActorKind = Literal["HUMAN", "AGENT", "SYSTEM"]
 Id = Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 Utc = Annotated[datetime, Meta(tz=True, extra_json_schema={"pattern": "([Zz]|[+-]00:00)$"})]
 
 
-class _Required(Struct, frozen=True, kw_only=True):
+if TYPE_CHECKING:
+    Payload = dict[str, Any]
+else:
+    # What decodes as this type is within the limits. Other payloads are legal too: the functions below read both.
+    Payload = canonical.PLAIN_OBJECT
+
+
+class MessageEnvelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as its readers get it. Make one with `new_message`, read one with `decode_message`."""
+
+    schema_version: Literal["1.0"]
+    message_type: Name
+    message_id: Id
+    correlation_id: Id | None = None
+    causation_id: Id | None = None
+    timestamp: Utc
+    actor_id: Id
+    actor_kind: ActorKind
+    payload: Payload
+    idempotency_key: Id
+
+
+class MessageOnWire(Struct, frozen=True, kw_only=True):
+    """A message as it stands on the wire: the payload still as text, absent told from null."""
+
     schema_version: Annotated[Literal["1.0"], Meta(description="Version of this contract.")]
-    message_type: Annotated[
-        str, Meta(min_length=1, max_length=NAME_CHARS_MAX, description="Matches the domain's event_type.")
-    ]
+    message_type: Annotated[Name, Meta(description="Matches the domain's event_type.")]
     message_id: Annotated[Id, Meta(description="Unique id of the message; also read from event_id.")]
+    correlation_id: Annotated[Id | UnsetType | None, Meta(description="Ties together what one request caused.")] = UNSET
+    causation_id: Annotated[Id | UnsetType | None, Meta(description="The message that caused this one.")] = UNSET
     timestamp: Annotated[Utc, Meta(description="When the message was created, in UTC.")]
     actor_id: Annotated[Id, Meta(description="Who triggered this message.")]
     actor_kind: Annotated[ActorKind, Meta(description="What kind of actor that is.")]
+    payload: Annotated[Raw, Meta(description="The event itself, an object.", extra_json_schema={"type": "object"})]
     idempotency_key: Annotated[
         Id, Meta(description="sha256: + hex over the canonical JSON (RFC 8785) of message_type, message_id, payload.")
     ]
-
-
-class MessageEnvelope(_Required, frozen=True, kw_only=True):
-    """A message as its readers get it. Make one with `new_message`, which derives the idempotency key."""
-
-    payload: Annotated[dict[str, Any], Meta(description="The event itself.")]
-    correlation_id: Annotated[Id | None, Meta(description="Ties together what one request caused.")] = None
-    causation_id: Annotated[Id | None, Meta(description="The message that caused this one.")] = None
-
-
-class RawMessage(_Required, frozen=True, kw_only=True):
-    """The envelope with its payload still as text, and with absent told from null: as it stands on the wire."""
-
-    payload: Raw
-    correlation_id: Id | UnsetType | None = UNSET
-    causation_id: Id | UnsetType | None = UNSET
 
 
 def _event_id_as_message_id(sent: dict[str, Any]) -> dict[str, Any] | None:
@@ -70,38 +81,53 @@ def _event_id_as_message_id(sent: dict[str, Any]) -> dict[str, Any] | None:
     return {"message_id" if name == "event_id" else name: value for name, value in sent.items()}
 
 
-_WIRE = Contract(NAME, msgspec.json.Decoder(RawMessage), "schema_version", VERSION, _event_id_as_message_id)
+_WHOLE = msgspec.json.Decoder(MessageEnvelope)
+_WIRE = Contract(NAME, msgspec.json.Decoder(MessageOnWire), "schema_version", VERSION, _event_id_as_message_id)
 
 
-def peek_message(body: bytes) -> RawMessage:
+def peek_message(body: bytes) -> MessageOnWire:
     """The fields around the payload, for those who route without reading it: the payload is not looked at."""
     return _WIRE.read(body)
 
 
-def open_message(body: bytes) -> tuple[RawMessage, dict[str, Any], bytes]:
-    """A message checked in full: its fields, its payload, and the payload's canonical form for digests."""
-    raw = _WIRE.read(body)
-    # Tight: re-encoding can lengthen only the timestamp, and by less than any field that could stand there twice.
-    refuse_repeats(NAME, body, ENCODE(raw), tight=True)
-    check(raw)
-    return raw, *read_payload(NAME, raw.payload)
-
-
 def decode_message(body: bytes) -> MessageEnvelope:
     """The message in `body`, or ContractViolation naming the field; UnsupportedVersion for another schema_version."""
-    raw, payload, _ = open_message(body)
-    return MessageEnvelope(
-        schema_version=raw.schema_version,
-        message_type=raw.message_type,
-        message_id=raw.message_id,
-        timestamp=raw.timestamp,
-        actor_id=raw.actor_id,
-        actor_kind=raw.actor_kind,
-        idempotency_key=raw.idempotency_key,
+    envelope = read_whole(_WHOLE, body)
+    if envelope is None:
+        return _look_closer(body)[0]
+    check(envelope)
+    return envelope
+
+
+def open_message(body: bytes) -> tuple[MessageEnvelope, bytes]:
+    """The message in `body` with the canonical form of its payload, for digests."""
+    envelope = read_whole(_WHOLE, body)
+    if envelope is None:
+        return _look_closer(body)
+    check(envelope)
+    return envelope, canonical.of_plain(envelope.payload)
+
+
+def _look_closer(body: bytes) -> tuple[MessageEnvelope, bytes]:
+    """A message with unknown fields, nulls, an unusual payload, or something wrong."""
+    wire = _WIRE.read(body)
+    # Tight: re-encoding can lengthen only the timestamp, and by less than any field that could stand there twice.
+    refuse_repeats(NAME, body, ENCODE(wire), tight=True)
+    check(wire)
+    payload, written = read_payload(NAME, wire.payload)
+    envelope = MessageEnvelope(
+        schema_version=wire.schema_version,
+        message_type=wire.message_type,
+        message_id=wire.message_id,
+        correlation_id=wire.correlation_id or None,
+        causation_id=wire.causation_id or None,
+        timestamp=wire.timestamp,
+        actor_id=wire.actor_id,
+        actor_kind=wire.actor_kind,
         payload=payload,
-        correlation_id=raw.correlation_id or None,
-        causation_id=raw.causation_id or None,
+        idempotency_key=wire.idempotency_key,
     )
+    return envelope, written
 
 
 def encode_message(envelope: MessageEnvelope) -> bytes:
@@ -109,7 +135,7 @@ def encode_message(envelope: MessageEnvelope) -> bytes:
     payload = write_payload(NAME, envelope.payload)
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
     fields |= {name: UNSET for name in ("correlation_id", "causation_id") if fields[name] is None}
-    body = ENCODE(RawMessage(**fields | {"payload": payload}))
+    body = ENCODE(MessageOnWire(**fields | {"payload": payload}))
     check(_WIRE.read(body))
     return body
 
@@ -140,7 +166,7 @@ def new_message(
     )
 
 
-def check(envelope: _Required) -> None:
+def check(envelope: MessageEnvelope | MessageOnWire) -> None:
     """What types alone cannot say."""
     if envelope.timestamp.tzinfo is UTC and (envelope.message_id + envelope.idempotency_key).isprintable():
         return

@@ -21,16 +21,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from oncewire.contracts import canonical, headers, ids, subjects, trace
 from oncewire.contracts.codec import (
     ENCODE,
-    NAME_CHARS_MAX,
     Contract,
     read_payload,
+    read_whole,
     refuse_repeats,
     write_payload,
 )
-from oncewire.contracts.message import Id, check_printable
+from oncewire.contracts.message import Id, Name, Payload, check_printable
 from oncewire.errors import ContractViolation
 
-VERSION = "1.0"
+VERSION: Literal["1.0"] = "1.0"
 NAME = "RuntimeEnvelope"
 TS_MS_MAX = 253_402_300_799_999
 """The last millisecond of the year 9999."""
@@ -38,8 +38,8 @@ TS_MS_MAX = 253_402_300_799_999
 UNKNOWN = "unknown"
 PrincipalType = Literal["service", "agent", "user", "system"]
 PRINCIPAL_TYPES: frozenset[str] = frozenset(get_args(PrincipalType))
-Name = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
 TsMs = Annotated[int, Meta(ge=0, le=TS_MS_MAX)]
+EntityVersion = Annotated[int, Meta(ge=0, le=canonical.INT_MAX)]
 
 
 class Actor(Struct, frozen=True):
@@ -63,42 +63,42 @@ class SecurityContext(Struct, frozen=True):
     principal_type: PrincipalType
 
 
-class RuntimeEnvelope(Struct, frozen=True, kw_only=True):
+class RuntimeEnvelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message as every handler gets it, complete."""
 
-    id: str
-    ts: int
-    type: str
-    schema_version: str = VERSION
+    id: Id
+    ts: TsMs
+    type: Name
+    schema_version: Literal["1.0"]
     trace_id: str
     span_id: str
     tenant: str
     workspace: str
     actor: Actor
-    payload: dict[str, Any]
-    idempotency_key: str
+    payload: Payload
+    idempotency_key: Id
     source: Source
     security_context: SecurityContext
-    causation_id: str | None = None
-    correlation_id: str | None = None
-    reply_to: str | None = None
-    entity_id: str | None = None
-    expected_version: int | None = None
+    causation_id: Id | None = None
+    correlation_id: Id | None = None
+    reply_to: Id | None = None
+    entity_id: Id | None = None
+    expected_version: EntityVersion | None = None
 
 
-class RawRuntime(Struct, frozen=True, kw_only=True):
+class RuntimeOnWire(Struct, frozen=True, kw_only=True):
     """A runtime message as it stands on the wire. Absent and null both mean: fill it in."""
 
-    type: Annotated[Name, Meta(description="What happened or is asked for.")]
-    payload: Annotated[Raw, Meta(description="The content, an object.", extra_json_schema={"type": "object"})]
     id: Annotated[Id | UnsetType | None, Meta(description="Unique id; else Nats-Msg-Id or the position.")] = UNSET
     ts: Annotated[TsMs | UnsetType | None, Meta(description="Unix time in ms; else the stream's time.")] = UNSET
+    type: Annotated[Name, Meta(description="What happened or is asked for.")]
     schema_version: Annotated[Literal["1.0"] | UnsetType | None, Meta(description="Version of this contract.")] = UNSET
     trace_id: Annotated[str | UnsetType | None, Meta(description="W3C trace id, 32 hex digits.")] = UNSET
     span_id: Annotated[str | UnsetType | None, Meta(description="W3C span id, 16 hex digits.")] = UNSET
     tenant: Annotated[str | UnsetType | None, Meta(description="Must be the subject's tenant.")] = UNSET
     workspace: Annotated[str | UnsetType | None, Meta(description="Must be the subject's workspace.")] = UNSET
     actor: Actor | UnsetType | None = UNSET
+    payload: Annotated[Raw, Meta(description="The content, an object.", extra_json_schema={"type": "object"})]
     idempotency_key: Annotated[Id | UnsetType | None, Meta(description="Identity of the message; else its id.")] = UNSET
     source: Source | UnsetType | None = UNSET
     security_context: SecurityContext | UnsetType | None = UNSET
@@ -107,107 +107,132 @@ class RawRuntime(Struct, frozen=True, kw_only=True):
     reply_to: Annotated[Id | UnsetType | None, Meta(description="Subject for the answer.")] = UNSET
     entity_id: Annotated[Id | UnsetType | None, Meta(description="The entity that this is about.")] = UNSET
     expected_version: Annotated[
-        Annotated[int, Meta(ge=0, le=canonical.INT_MAX)] | UnsetType | None,
+        EntityVersion | UnsetType | None,
         Meta(description="Version that the entity must have; else a conflict event answers."),
     ] = UNSET
 
 
-_WIRE = Contract(NAME, msgspec.json.Decoder(RawRuntime), "schema_version", VERSION)
+NO_ACTOR = Actor(UNKNOWN, UNKNOWN)
+NO_SOURCE = Source(UNKNOWN, UNKNOWN)
+_WHOLE = msgspec.json.Decoder(RuntimeEnvelope)
+_WIRE = Contract(NAME, msgspec.json.Decoder(RuntimeOnWire), "schema_version", VERSION)
 
 
-def peek_runtime(body: bytes) -> RawRuntime:
+def peek_runtime(body: bytes) -> RuntimeOnWire:
     """The fields around the payload as they were sent: the payload is not looked at."""
     return _WIRE.read(body)
 
 
-def open_runtime(body: bytes) -> tuple[RawRuntime, dict[str, Any], bytes]:
-    """A message checked in full: its fields as sent, its payload, and the payload's canonical form for digests."""
-    raw = _WIRE.read(body)
-    refuse_repeats(NAME, body, ENCODE(raw), tight=True)
-    if raw.reply_to:
-        subjects.check_subject(raw.reply_to, "reply_to")
-    return raw, *read_payload(NAME, raw.payload)
+def check_runtime(body: bytes) -> tuple[RuntimeOnWire, dict[str, Any], bytes]:
+    """A message checked in full, as it was sent: its fields, its payload, and the payload's canonical form."""
+    wire = _WIRE.read(body)
+    refuse_repeats(NAME, body, ENCODE(wire), tight=True)
+    if wire.reply_to:
+        subjects.check_subject(wire.reply_to, "reply_to")
+    return wire, *read_payload(NAME, wire.payload)
 
 
 def decode_runtime(body: bytes, *, subject: str, origin: ids.Origin, carried: headers.Headers) -> RuntimeEnvelope:
     """The message in `body`, completed from its subject, its place in the stream and the headers it carried."""
-    raw, payload, _ = open_runtime(body)
-    return fill(raw, payload, subject=subject, origin=origin, carried=carried)
+    return open_runtime(body, subject=subject, origin=origin, carried=carried)[0]
+
+
+def open_runtime(
+    body: bytes, *, subject: str, origin: ids.Origin, carried: headers.Headers
+) -> tuple[RuntimeEnvelope, bytes]:
+    """The same, with the canonical form of its payload, for digests."""
+    envelope = read_whole(_WHOLE, body)
+    if envelope is not None and _is_complete(envelope, subjects.parse(subject)):
+        return envelope, canonical.of_plain(envelope.payload)
+    wire, payload, written = check_runtime(body)
+    return fill(wire, payload, subject=subject, origin=origin, carried=carried), written
+
+
+def _is_complete(envelope: RuntimeEnvelope, address: subjects.Address) -> bool:
+    """Whether `fill` would give the same envelope."""
+    return (
+        envelope.tenant == address.tenant
+        and envelope.workspace == address.workspace
+        and trace.are_ids(envelope.trace_id, envelope.span_id)
+        and (envelope.id + envelope.idempotency_key).isprintable()
+        and not envelope.reply_to
+    )
 
 
 def encode_runtime(envelope: RuntimeEnvelope) -> bytes:
-    """The body of a complete envelope. Refuses what `open_runtime` would refuse."""
+    """The body of a complete envelope. Refuses what `check_runtime` would refuse."""
     payload = write_payload(NAME, envelope.payload)
     fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
     present = {name: value for name, value in fields.items() if value is not None}
-    body = ENCODE(RawRuntime(**present | {"payload": payload}))
-    if _WIRE.read(body).reply_to:
-        subjects.check_subject(str(envelope.reply_to), "reply_to")
+    body = ENCODE(RuntimeOnWire(**present | {"payload": payload}))
+    wire = _WIRE.read(body)
+    if wire.reply_to:
+        subjects.check_subject(wire.reply_to, "reply_to")
     return body
 
 
 def fill(
-    raw: RawRuntime, payload: dict[str, Any], *, subject: str, origin: ids.Origin, carried: headers.Headers
+    wire: RuntimeOnWire, payload: dict[str, Any], *, subject: str, origin: ids.Origin, carried: headers.Headers
 ) -> RuntimeEnvelope:
     """The complete envelope. A pure function of the message: see the head of this module."""
     address = subjects.parse(subject)
-    id_ = _filled_id(raw, carried, origin)
-    context = _filled_trace(raw, carried, id_)
-    actor = raw.actor or Actor(UNKNOWN, UNKNOWN)
+    id_ = _filled_id(wire, carried, origin)
+    context = _filled_trace(wire, carried, id_)
+    actor = wire.actor or NO_ACTOR
     return RuntimeEnvelope(
         id=id_,
-        ts=_filled_ts(raw, carried, origin),
-        type=raw.type,
+        ts=_filled_ts(wire, carried, origin),
+        type=wire.type,
+        schema_version=VERSION,
         trace_id=context.trace_id,
         span_id=context.span_id,
-        tenant=_same(raw.tenant, address.tenant, "tenant"),
-        workspace=_same(raw.workspace, address.workspace, "workspace"),
+        tenant=_same(wire.tenant, address.tenant, "tenant"),
+        workspace=_same(wire.workspace, address.workspace, "workspace"),
         actor=actor,
         payload=payload,
-        idempotency_key=_filled_key(raw, carried, id_),
-        source=raw.source or Source(UNKNOWN, UNKNOWN),
-        security_context=raw.security_context or principal_of(actor),
-        causation_id=raw.causation_id or None,
-        correlation_id=raw.correlation_id or None,
-        reply_to=raw.reply_to or None,
-        entity_id=raw.entity_id or None,
-        expected_version=None if raw.expected_version is UNSET else raw.expected_version,
+        idempotency_key=_filled_key(wire, carried, id_),
+        source=wire.source or NO_SOURCE,
+        security_context=wire.security_context or principal_of(actor),
+        causation_id=wire.causation_id or None,
+        correlation_id=wire.correlation_id or None,
+        reply_to=wire.reply_to or None,
+        entity_id=wire.entity_id or None,
+        expected_version=None if wire.expected_version is UNSET else wire.expected_version,
     )
 
 
-def _filled_id(raw: RawRuntime, carried: headers.Headers, origin: ids.Origin) -> str:
-    sent = raw.id or carried.get(headers.REPLAY_ID) or carried.get(headers.MSG_ID)
+def _filled_id(wire: RuntimeOnWire, carried: headers.Headers, origin: ids.Origin) -> str:
+    sent = wire.id or carried.get(headers.REPLAY_ID) or carried.get(headers.MSG_ID)
     if not sent:
         return ids.origin_id(origin)
     check_printable(NAME, "id", sent)
     return sent
 
 
-def _filled_key(raw: RawRuntime, carried: headers.Headers, id_: str) -> str:
-    key = raw.idempotency_key or carried.get(headers.REPLAY_IDEMPOTENCY_KEY) or id_
+def _filled_key(wire: RuntimeOnWire, carried: headers.Headers, id_: str) -> str:
+    key = wire.idempotency_key or carried.get(headers.REPLAY_IDEMPOTENCY_KEY) or id_
     check_printable(NAME, "idempotency_key", key)
     return key
 
 
-def _filled_ts(raw: RawRuntime, carried: headers.Headers, origin: ids.Origin) -> int:
-    if isinstance(raw.ts, int):
-        return raw.ts
+def _filled_ts(wire: RuntimeOnWire, carried: headers.Headers, origin: ids.Origin) -> int:
+    if isinstance(wire.ts, int):
+        return wire.ts
     replayed = carried.get(headers.REPLAY_TS, "")
     if replayed.isascii() and replayed.isdigit() and len(replayed) <= len(str(TS_MS_MAX)):
         return int(replayed)
     return origin.timestamp_ns // 1_000_000
 
 
-def _filled_trace(raw: RawRuntime, carried: headers.Headers, id_: str) -> trace.TraceContext:
+def _filled_trace(wire: RuntimeOnWire, carried: headers.Headers, id_: str) -> trace.TraceContext:
     """The body's trace, else the headers', else one that begins with this message."""
-    sent = trace.from_fields(raw.trace_id or "", raw.span_id or "")
-    if sent is not None:
-        return sent
+    if wire.trace_id and wire.span_id and trace.are_ids(wire.trace_id, wire.span_id):
+        return trace.TraceContext(wire.trace_id, wire.span_id)
     context = trace.extract(carried)
-    if context is not None and raw.trace_id in (None, UNSET, "", context.trace_id):
+    if context is not None and wire.trace_id in (None, UNSET, "", context.trace_id):
         return context
-    if raw.trace_id and trace.is_trace_id(raw.trace_id):
-        return trace.begun_by(id_)._replace(trace_id=raw.trace_id)
+    if wire.trace_id and trace.is_trace_id(wire.trace_id):
+        return trace.begun_by(id_)._replace(trace_id=wire.trace_id)
     return context or trace.begun_by(id_)
 
 

@@ -47,11 +47,9 @@ def is_trace_id(value: str) -> bool:
     return bool(_TRACE_ID.fullmatch(value))
 
 
-def from_fields(trace_id: str, span_id: str) -> TraceContext | None:
-    """The context that an envelope's own fields carry, None unless both are valid."""
-    if len(trace_id) == 32 and _BOTH_IDS.fullmatch(trace_id + span_id):
-        return TraceContext(trace_id, span_id)
-    return None
+def are_ids(trace_id: str, span_id: str) -> bool:
+    """Whether the fields of an envelope carry a context."""
+    return len(trace_id) == 32 and _BOTH_IDS.fullmatch(trace_id + span_id) is not None
 
 
 def parse_traceparent(header: str) -> TraceContext | None:
