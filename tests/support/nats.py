@@ -44,6 +44,7 @@ class NatsServer:
         self.monitor_port = free_port()
         self.config = config
         self.sync_always = sync_always
+        self.jetstream = True
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -64,12 +65,13 @@ class NatsServer:
         self.folder.mkdir(parents=True, exist_ok=True)
         sync = "sync_interval: always" if self.sync_always else ""
         store = json.dumps(str(self.folder / "jetstream"))
+        jetstream = f"jetstream {{ store_dir: {store}, max_file: 20GB, max_mem: 256MB, {sync} }}"
         text = f"""
             server_name: {json.dumps(self.name)}
             listen: "127.0.0.1:{self.port}"
             http: "127.0.0.1:{self.monitor_port}"
             log_file: {json.dumps(str(self.folder / "server.log"))}
-            jetstream {{ store_dir: {store}, max_file: 20GB, max_mem: 256MB, {sync} }}
+            {jetstream if self.jetstream else ""}
             {self.config}
         """
         (self.folder / "server.conf").write_text(text)

@@ -149,10 +149,14 @@ class Client:
 
     async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
         """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
+        for message in messages:
+            _refuse_queries(message.subject)
         return await self.publisher.publish_atomic(messages, timeout_s)
 
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
+        for message in messages:
+            _refuse_queries(message.subject)
         return await self.publisher.publish_all(messages, timeout_s)
 
     async def publish_fast(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> Ingested:

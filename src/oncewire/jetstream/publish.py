@@ -32,7 +32,6 @@ import msgspec
 
 from oncewire.errors import (
     Conflict,
-    ContractViolation,
     NotFound,
     OncewireError,
     OutcomeUnknown,
@@ -269,8 +268,6 @@ class Publisher:
         if len(part) > 1:
             try:
                 ack = await self.publish_atomic(part, timeout_s)
-            except ContractViolation:
-                raise
             except OutcomeUnknown as unknown:
                 if not all(message.may_repeat for message in part):
                     return [unknown] * len(part)
@@ -374,8 +371,8 @@ class Publisher:
                 )
         except Refused as refused:
             error = refused
-        except OncewireError:
-            error = None
+        except OncewireError as away:
+            error = None if self.connection.server.jetstream else away  # a server without it will not grow it
         finally:
             self._probes.pop(subject, None)
         if error is not None:
