@@ -39,6 +39,10 @@ class Migration(msgspec.Struct, frozen=True):
     sql: str
 
     @property
+    def title(self) -> str:
+        return f"{self.part} {self.number:03} {self.name}"
+
+    @property
     def checksum(self) -> str:
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
@@ -56,16 +60,16 @@ def migrations(parts: Sequence[str] = PARTS) -> list[Migration]:
 
 def script(schema: str = "") -> str:
     """All migrations as one text, for those who apply SQL by their own means."""
-    head = f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)};\nSET search_path = {quote_name(schema)};\n" if schema else ""
-    parts = [f"-- {one.part} {one.number:03} {one.name}\nBEGIN;\n{one.sql}\n{_record(one)}\nCOMMIT;" for one in migrations()]
+    name = quote_name(schema) if schema else ""
+    head = f"CREATE SCHEMA IF NOT EXISTS {name};\nSET search_path = {name};\n" if schema else ""
+    parts = [f"-- {one.title}\nBEGIN;\n{one.sql}\n{_record(one)}\nCOMMIT;" for one in migrations()]
     return head + _TABLE.strip() + ";\n\n" + "\n\n".join(parts) + "\n"
 
 
 def _record(one: Migration) -> str:
-    return (
-        "INSERT INTO oncewire_migrations (part, number, name, checksum) "
-        f"VALUES ('{one.part}', {one.number}, '{one.name}', '{one.checksum}');"
-    )
+    """As a text, since `script` has no parameters; all parts are our own file names."""
+    values = f"'{one.part}', {one.number}, '{one.name}', '{one.checksum}'"
+    return f"INSERT INTO oncewire_migrations (part, number, name, checksum) VALUES ({values});"  # noqa: S608
 
 
 async def migrate(url: str, schema: str = "") -> list[Migration]:
@@ -90,7 +94,7 @@ async def _apply(connection: Any, one: Migration) -> bool:
         return False
     if found is not None:
         raise Corrupt(
-            f"migration {one.part} {one.number:03} {one.name} was applied in another form",
+            f"migration {one.title} was applied in another form",
             hint="This database was migrated by another version of the file: compare before you go on.",
         )
     async with connection.transaction():

@@ -1,6 +1,6 @@
 """Connections to PostgreSQL, with the driver's exceptions translated in this one place.
 
-SQLSTATE OW400, OW403 and OW413 are raised by our own functions; they say whose fault it is in the way of HTTP.
+SQLSTATE OW400, OW403, OW409 and OW413 are raised by our own functions; they say whose fault it is in the way of HTTP.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from oncewire.errors import (
 
 CONNECT_S_MAX = 10.0
 COMMAND_S_MAX = 60.0
+CLOSE_S_MAX = 2.0
 
 _BY_STATE: dict[str, type[OncewireError]] = {
     "OW400": Refused,
     "OW403": PermissionDenied,
+    "OW409": Conflict,
     "OW413": TooLarge,
     "28": AuthenticationFailed,
     "42501": PermissionDenied,
@@ -78,34 +80,39 @@ def translated() -> Iterator[None]:
     asyncpg = driver()
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise translate(error) from error
 
 
-async def connect(url: str, *, cache_statements: bool = True, schema: str = "") -> Any:
-    """One connection. `cache_statements=False` works behind a pooler in transaction mode."""
-    settings = {"application_name": "oncewire"}
-    if schema:
-        settings["search_path"] = quote_name(schema)
+async def connect(url: str, *, cache_statements: bool = True) -> Any:
+    """One connection, to the server that takes writes when the address names several.
+
+    `cache_statements=False` works behind a pooler in transaction mode, inside transactions. Nothing is set for the
+    session: a pooler would hand it to others.
+    """
     with translated():
         return await driver().connect(
             url,
             timeout=CONNECT_S_MAX,
             command_timeout=COMMAND_S_MAX,
             statement_cache_size=100 if cache_statements else 0,
-            server_settings=settings if cache_statements else None,
+            server_settings={"application_name": "oncewire"},
+            **({} if "target_session_attrs" in url else {"target_session_attrs": "read-write"}),
         )
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, *, schema: str = "") -> AsyncIterator[Any]:
+async def connected(url: str, *, cache_statements: bool = True) -> AsyncIterator[Any]:
     """A connection for the length of a block."""
-    connection = await connect(url, schema=schema)
+    connection = await connect(url, cache_statements=cache_statements)
     try:
         with translated():
             yield connection
     finally:
-        await connection.close(timeout=5)
+        try:
+            await connection.close(timeout=CLOSE_S_MAX)
+        except Exception:  # whatever is wrong with it, it must not outlive the block
+            connection.terminate()
 
 
 def quote_name(name: str) -> str:

@@ -1,17 +1,18 @@
 -- Conversations, their messages, and the outbox that hands each message to JetStream once and in order.
 --
 -- A conversation's numbers are handed out under a lock on its own row, so that the order of sequences is the order of
--- commits: whoever resumes after 42 has really seen 41. Relays never touch that row; they claim conversations through
+-- commits: whoever resumes after 42 has really seen 41. Relays never lock that row; they claim conversations through
 -- rows of their own (conversation_relay), so that a slow relay cannot make a user's commit wait.
 
 CREATE TABLE conversations (
     id uuid PRIMARY KEY,
-    tenant text NOT NULL DEFAULT '',
+    tenant text NOT NULL DEFAULT '' CHECK (tenant ~ '^[!-~]{0,128}$'),
     epoch text NOT NULL DEFAULT replace(gen_random_uuid()::text, '-', ''),
     last_sequence bigint NOT NULL DEFAULT 0 CHECK (last_sequence >= 0),
     created_at timestamptz NOT NULL DEFAULT now()
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 
+COMMENT ON COLUMN conversations.tenant IS 'Travels in a header: printable ASCII without spaces.';
 COMMENT ON COLUMN conversations.epoch IS 'Changes when the numbers can no longer be trusted: after a restore.';
 
 CREATE TABLE conversation_messages (
@@ -37,16 +38,20 @@ CREATE TABLE message_outbox (
     sequence bigint NOT NULL,
     message_id uuid NOT NULL,
     dedupe_id text NOT NULL UNIQUE,
+    body_bytes integer NOT NULL,
     status text NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'dispatched', 'failed')),
     attempts integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz,
     error text,
     created_at timestamptz NOT NULL DEFAULT now(),
     dispatched_at timestamptz
-) WITH (fillfactor = 80);
+) WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_insert_scale_factor = 0.2);
 
+COMMENT ON TABLE message_outbox IS 'Narrow: the body stands in conversation_messages.';
+COMMENT ON COLUMN message_outbox.body_bytes IS 'What the published message takes at most; a relay bounds its batches by it.';
+
+-- No index on dispatched_at: every mark would pay for it. Ids grow with time, and purging walks them from the oldest.
 CREATE INDEX message_outbox_open ON message_outbox (conversation_id, sequence) WHERE status <> 'dispatched';
-CREATE INDEX message_outbox_done ON message_outbox (dispatched_at) WHERE status = 'dispatched';
 
 CREATE TABLE conversation_relay (
     conversation_id uuid PRIMARY KEY,
@@ -55,15 +60,25 @@ CREATE TABLE conversation_relay (
     attempts integer NOT NULL DEFAULT 0,
     next_attempt_at timestamptz,
     error text
-) WITH (fillfactor = 70);
+) WITH (fillfactor = 50);
 
 COMMENT ON COLUMN conversation_relay.stream_sequence IS 'Where the last confirmed row stands in the stream: the fence.';
+
+CREATE FUNCTION make_conversation_relay() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+BEGIN
+    INSERT INTO conversation_relay (conversation_id) VALUES (NEW.id) ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END $$;
+
+-- A trigger, since services also make conversations by their own INSERT.
+CREATE TRIGGER conversation_is_relayed AFTER INSERT ON conversations
+    FOR EACH ROW EXECUTE FUNCTION make_conversation_relay();
 
 CREATE TABLE relay_state (
     is_single boolean PRIMARY KEY DEFAULT true CHECK (is_single),
     idle_until timestamptz NOT NULL DEFAULT '-infinity',
     body_bytes_max bigint NOT NULL DEFAULT 1032192
-);
+) WITH (fillfactor = 10);
 
 COMMENT ON TABLE relay_state IS 'What relays tell writers: whether a wake-up is worth it, and how large a body may be.';
 
@@ -84,34 +99,43 @@ CREATE FUNCTION enqueue_conversation_message(
     p_metadata jsonb DEFAULT NULL,
     p_tenant text DEFAULT ''
 ) RETURNS TABLE (message_id uuid, sequence bigint) LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+#variable_conflict use_column
 DECLARE
     v_sequence bigint;
     v_tenant text;
-    v_epoch text;
     v_id uuid := gen_random_uuid();
-    v_bytes bigint := 1024 + octet_length(to_json(p_content)::text) + coalesce(octet_length(to_json(p_model)::text), 0)
-        + coalesce(octet_length(p_citations::text), 0) + coalesce(octet_length(p_metadata::text), 0);
+    v_bytes bigint;
     v_bytes_max bigint;
+    v_is_idle boolean;
 BEGIN
+    IF p_conversation_id IS NULL OR p_content IS NULL THEN
+        RAISE EXCEPTION 'a message needs a conversation and a content' USING ERRCODE = 'OW400';
+    END IF;
     IF p_role IS NULL OR p_role NOT IN ('user', 'assistant', 'system') THEN
         RAISE EXCEPTION 'role must be user, assistant or system, not %', coalesce(p_role, 'null')
             USING ERRCODE = 'OW400', HINT = 'Use one of the three roles of the protocol.';
     END IF;
-    IF p_metadata IS NOT NULL AND jsonb_typeof(p_metadata) <> 'object' THEN
+    IF p_metadata IS NOT NULL AND jsonb_typeof(p_metadata) NOT IN ('object', 'null') THEN
         RAISE EXCEPTION 'metadata must be an object' USING ERRCODE = 'OW400';
     END IF;
-    SELECT body_bytes_max INTO v_bytes_max FROM relay_state;
+    IF p_tenant IS NULL OR p_tenant !~ '^[!-~]{0,128}$' THEN
+        RAISE EXCEPTION 'this is no tenant: %', left(coalesce(p_tenant, 'null'), 80)
+            USING ERRCODE = 'OW400', HINT = 'Use at most 128 printable ASCII characters without spaces.';
+    END IF;
+    -- 2,048 is more than headers, names and ids of an envelope take.
+    v_bytes := 2048 + octet_length(to_json(p_content)::text) + coalesce(octet_length(to_json(p_model)::text), 0)
+        + coalesce(octet_length(p_citations::text), 0) + coalesce(octet_length(p_metadata::text), 0);
+    SELECT body_bytes_max, idle_until > clock_timestamp() INTO v_bytes_max, v_is_idle FROM relay_state;
     IF v_bytes > v_bytes_max THEN
         RAISE EXCEPTION 'the message takes % bytes, % can be published', v_bytes, v_bytes_max
             USING ERRCODE = 'OW413', HINT = 'Store large content elsewhere and enqueue its address.';
     END IF;
     UPDATE conversations c SET last_sequence = c.last_sequence + 1 WHERE c.id = p_conversation_id
-        RETURNING c.last_sequence, c.tenant, c.epoch INTO v_sequence, v_tenant, v_epoch;
+        RETURNING c.last_sequence, c.tenant INTO v_sequence, v_tenant;
     IF NOT FOUND THEN
         INSERT INTO conversations AS c (id, tenant, last_sequence) VALUES (p_conversation_id, p_tenant, 1)
             ON CONFLICT (id) DO UPDATE SET last_sequence = c.last_sequence + 1
-            RETURNING c.last_sequence, c.tenant, c.epoch INTO v_sequence, v_tenant, v_epoch;
-        INSERT INTO conversation_relay (conversation_id) VALUES (p_conversation_id) ON CONFLICT DO NOTHING;
+            RETURNING c.last_sequence, c.tenant INTO v_sequence, v_tenant;
     END IF;
     IF v_tenant <> p_tenant THEN
         RAISE EXCEPTION 'conversation % belongs to another tenant', p_conversation_id USING ERRCODE = 'OW403';
@@ -119,22 +143,33 @@ BEGIN
     INSERT INTO conversation_messages
         (id, conversation_id, sequence, role, content, model, citations, pubmed_articles, metadata)
         VALUES (v_id, p_conversation_id, v_sequence, p_role, p_content, p_model, p_citations, p_pubmed_articles, p_metadata);
-    INSERT INTO message_outbox (conversation_id, sequence, message_id, dedupe_id)
-        VALUES (p_conversation_id, v_sequence, v_id,
-            encode(sha256(convert_to(p_conversation_id || ':' || v_epoch || ':' || v_sequence || ':' || v_id, 'UTF8')), 'hex'));
-    PERFORM wake_relay();
-    RETURN QUERY SELECT v_id, v_sequence;
+    INSERT INTO message_outbox (conversation_id, sequence, message_id, dedupe_id, body_bytes)
+        VALUES (p_conversation_id, v_sequence, v_id, replace(gen_random_uuid()::text, '-', ''), v_bytes);
+    IF v_is_idle THEN
+        PERFORM pg_notify('oncewire_outbox', '');
+    END IF;
+    message_id := v_id;
+    sequence := v_sequence;
+    RETURN NEXT;
 END $$;
 
 CREATE FUNCTION mark_outbox_dispatched(p_id bigint) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
     UPDATE message_outbox
-        SET status = 'dispatched', dispatched_at = now(), attempts = attempts + 1, next_attempt_at = NULL, error = NULL
+        SET status = 'dispatched', dispatched_at = clock_timestamp(), attempts = attempts + 1,
+            next_attempt_at = NULL, error = NULL
         WHERE id = p_id AND status <> 'dispatched';
 $$;
 
 CREATE FUNCTION mark_outbox_failed(p_id bigint, p_error text) RETURNS void LANGUAGE sql SET search_path FROM CURRENT AS $$
-    UPDATE message_outbox
-        SET status = 'failed', attempts = attempts + 1, error = left(p_error, 2000),
-            next_attempt_at = now() + make_interval(secs => least(300, power(2, least(attempts, 8))))
-        WHERE id = p_id AND status <> 'dispatched';
+    -- The row and its conversation wait together: 1, 2, 4 … seconds, at most 5 minutes.
+    WITH failed AS (
+        UPDATE message_outbox
+            SET status = 'failed', attempts = attempts + 1, error = left(p_error, 2000),
+                next_attempt_at = clock_timestamp() + make_interval(secs => least(300, power(2, least(attempts, 9))))
+            WHERE id = p_id AND status <> 'dispatched'
+            RETURNING conversation_id, attempts, next_attempt_at, error
+    )
+    UPDATE conversation_relay r
+        SET attempts = f.attempts, next_attempt_at = f.next_attempt_at, error = f.error
+        FROM failed f WHERE r.conversation_id = f.conversation_id;
 $$;

@@ -1,0 +1,209 @@
+"""The relay: empties both outboxes, each by a loop of its own, until it is stopped.
+
+    async with relaying(client, url, RelayOptions()) as relay: …
+
+Several relays may run side by side, in one process or on many machines. Each loop reconnects to PostgreSQL by itself;
+while NATS or PostgreSQL is away nothing is claimed and no attempt is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from oncewire.database import postgres
+from oncewire.errors import OncewireError, Unavailable
+from oncewire.jetstream import Client
+from oncewire.outbox import purge
+from oncewire.outbox.conversations import Conversations
+from oncewire.outbox.messages import Messages
+from oncewire.outbox.publish import OnStep
+from oncewire.outbox.rules import Pace, pause_ms, retry_ms
+from oncewire.outbox.source import Source, transaction
+from oncewire.outbox.wake import Wake
+from oncewire.settings import Settings
+
+log = logging.getLogger("oncewire.outbox")
+
+STOP_S_MAX: Final = 15.0
+READY_S_MAX: Final = 5.0
+PURGE_EVERY_S: Final = 60.0
+DEAD_LETTER_RESERVE: Final = 16 * 1024
+"""Kept free below max_payload by every publisher: enqueue refuses what would not leave it."""
+
+SQL = postgres.queries("oncewire.outbox")
+
+
+def _no_step(_: str) -> None:
+    """Nobody watches."""
+
+
+@dataclass(frozen=True)
+class RelayOptions:
+    """`on_step` is told each step by its name before the next one; tests stop a process there."""
+
+    poll_ms: int = 250
+    batch_size: int = 25
+    keep_s: int = 3_600
+    prefix: str = "chat.events"
+    schema: str = ""
+    on_step: OnStep = _no_step
+
+
+def options_of(settings: Settings, schema: str = "") -> RelayOptions:
+    """The options that the settings ask for."""
+    return RelayOptions(
+        poll_ms=settings.outbox_poll_interval_ms,
+        batch_size=settings.outbox_batch_size,
+        prefix=settings.chat_events_prefix,
+        schema=schema,
+    )
+
+
+class Relay:
+    """Made by `relaying`, or run by itself with `run`."""
+
+    def __init__(self, client: Client, url: str, options: RelayOptions) -> None:
+        self._client = client
+        self._url = url
+        self._options = options
+        self._wake = Wake(url, schema=options.schema, poll_ms=options.poll_ms)
+        self._stopping = asyncio.Event()
+        self._problems: dict[str, str] = {}
+        self.published = 0
+
+    @property
+    def problem(self) -> str:
+        """What keeps it from its work just now, '' when nothing does."""
+        return next(iter(self._problems.values()), "")
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether writers can wake it; else it polls."""
+        return self._wake.hears
+
+    def stop(self) -> None:
+        """Finish the pass at hand, then end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Work until `stop`."""
+        options = self._options
+        sources: list[Source] = [
+            Conversations(
+                self._client,
+                prefix=options.prefix,
+                batch_size=options.batch_size,
+                schema=options.schema,
+                on_step=options.on_step,
+            ),
+            Messages(self._client, schema=options.schema, on_step=options.on_step),
+        ]
+        helpers = [asyncio.create_task(self._wake.run()), asyncio.create_task(self._purge_now_and_then())]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for source in sources:
+                    group.create_task(self._keep_draining(source))
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+
+    async def _keep_draining(self, source: Source) -> None:
+        """Drain on one connection after another."""
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                await self._client.connection.ready(time.monotonic() + READY_S_MAX)
+                async with self._connected() as connection:
+                    await self._drain(source, connection)
+            except OncewireError as error:
+                failures = failures + 1 if source.name in self._problems else 1
+                self._tell(source.name, error)
+                await self._wait(retry_ms(failures))
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Any]:
+        """A connection that this relay can use: prepared statements only where no pooler is in between."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(READY_S_MAX):
+                await self._wake.is_known.wait()
+        async with postgres.connected(self._url, cache_statements=self._wake.hears) as connection:
+            body_bytes = self._client.server.max_payload - DEAD_LETTER_RESERVE
+            async with transaction(connection, SQL["begin_claim"], self._options.schema):
+                await connection.execute(SQL["set_body_bytes_max"], body_bytes)
+            yield connection
+
+    async def _drain(self, source: Source, connection: Any) -> None:
+        """Pass after pass until it is stopped or something goes wrong."""
+        pace = Pace()
+        while not self._stopping.is_set():
+            began = _now_ms()
+            if is_idle := pace.is_idle(began):
+                await self._wake.advertise(connection)
+            taken = await source.relay_once(connection)
+            now = _now_ms()
+            self.published += taken.rows
+            self._problems.pop(source.name, None)
+            pace = pace.after(taken.rows, now)
+            if taken.rows:
+                await self._wake.work_has_come(connection)
+            if is_idle and not taken.rows and not taken.has_more:
+                await self._sleep(self._options.poll_ms)
+            elif pause := pause_ms(taken.has_more, now - began):
+                await self._wait(min(pause, self._options.poll_ms))
+
+    async def _wait(self, wait_ms: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                await self._stopping.wait()
+
+    async def _sleep(self, wait_ms: float) -> None:
+        """Wait, and be woken by a writer or by `stop`."""
+        woken = asyncio.create_task(self._wake.sleep(wait_ms))
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((woken, stopped), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            woken.cancel()
+            stopped.cancel()
+            await asyncio.gather(woken, stopped, return_exceptions=True)
+
+    def _tell(self, name: str, error: OncewireError) -> None:
+        """Once per problem, not once per attempt."""
+        if self._problems.get(name) != error.message:
+            self._problems[name] = error.message
+            level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR
+            log.log(level, "the relay of %s waits: %s %s", name, error.message, error.hint)
+
+    async def _purge_now_and_then(self) -> None:
+        while True:
+            try:
+                async with postgres.connected(self._url, cache_statements=False) as connection:
+                    await purge.purge(connection, self._options.keep_s, schema=self._options.schema)
+            except OncewireError as error:
+                log.info("purging waits: %s", error.message)
+            await asyncio.sleep(PURGE_EVERY_S)
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1000
+
+
+@contextlib.asynccontextmanager
+async def relaying(client: Client, url: str, options: RelayOptions | None = None) -> AsyncIterator[Relay]:
+    """A relay for the length of a block; it ends with the pass at hand."""
+    relay = Relay(client, url, options or RelayOptions())
+    task = asyncio.create_task(relay.run(), name="oncewire-relay")
+    try:
+        yield relay
+    finally:
+        relay.stop()
+        await asyncio.wait((task,), timeout=STOP_S_MAX)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
