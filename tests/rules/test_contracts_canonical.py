@@ -75,7 +75,8 @@ def test_the_canonical_form_of_the_canonical_form_is_itself(value: Any) -> None:
 
 
 @given(st.dictionaries(TEXT, VALUES, max_size=4))
-@example({"a": 1e-7})
+@example({"a": 2e-6})
+@example({"a": 1.0})
 @example({"a": 1e15, "b": -1e15, "c": 1e-5, "d": 0.0, "e": -0.0, "f": 5e-324})
 @example({"\ufb33": 1, "\U0001f600": 2})
 def test_what_decodes_as_plain_is_written_as_the_exact_way_would(value: dict[str, Any]) -> None:

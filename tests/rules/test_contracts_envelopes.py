@@ -282,7 +282,11 @@ def test_encoding_refuses_what_decoding_would_refuse() -> None:
         {"timestamp": datetime(2024, 1, 1, tzinfo=timezone(timedelta(hours=2)))},
         {"actor_kind": "ROBOT"},
         {"message_id": "a\nb"},
+        {"message_id": b"bytes"},
+        {"message_id": object()},
         {"schema_version": "2.0"},
+        {"payload": {"x": object()}},
+        {"payload": {1: 2}},
     ):
         with pytest.raises(ContractViolation):
             message.encode_message(msgspec.structs.replace(good, **wrong))
@@ -301,9 +305,15 @@ def test_a_new_message_derives_its_key_from_type_id_and_payload() -> None:
 
 def test_types_of_a_payload_survive_the_wire() -> None:
     good = message.decode_message(body("message"))
-    sent = {"whole": 1, "fraction": 1.0, "large": 1e20, "zero": -0.0}
+    sent = {"whole": 1, "fraction": 1.0, "large": 1e20, "zero": -0.0, "whole and large": 10**20}
     read = message.decode_message(message.encode_message(msgspec.structs.replace(good, payload=sent))).payload
     assert {name: repr(value) for name, value in read.items()} == {name: repr(value) for name, value in sent.items()}
+
+
+def test_a_tuple_goes_out_as_an_array() -> None:
+    good = message.decode_message(body("message"))
+    sent = message.encode_message(msgspec.structs.replace(good, payload={"x": (1, 2)}))
+    assert message.decode_message(sent).payload == {"x": [1, 2]}
 
 
 def test_peeking_does_not_look_at_the_payload() -> None:
@@ -383,9 +393,10 @@ def test_the_key_is_the_id_unless_someone_says_otherwise() -> None:
 
 @pytest.mark.parametrize("field", ["tenant", "workspace"])
 def test_a_body_cannot_claim_another_owner_than_its_subject(field: str) -> None:
-    with pytest.raises(ContractViolation) as refused:
-        read(json.dumps({"type": "x", "payload": {}, field: "someone-else"}).encode())
-    assert refused.value.field == field
+    for sent in (json.dumps({"type": "x", "payload": {}, field: "else"}).encode(), body("runtime", **{field: "else"})):
+        with pytest.raises(ContractViolation) as refused:
+            read(sent)
+        assert refused.value.field == field
 
 
 PARENT = trace.TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
@@ -409,6 +420,11 @@ def test_a_trace_is_continued_and_never_invented_over_an_existing_one() -> None:
     assert traced("not-a-trace", "x", traceparent=header) == PARENT[:2]
     assert traced("0" * 32, "0" * 16) == begun[:2]
     assert traced(None, None, traceparent="00-garbage") == begun[:2]
+
+
+def test_a_complete_envelope_whose_trace_is_none_gets_one() -> None:
+    for wrong in ({"trace_id": "nope"}, {"span_id": "0" * 16}):
+        assert trace.are_ids(*(getattr(read(body("runtime", **wrong)), name) for name in ("trace_id", "span_id")))
 
 
 def test_the_principal_is_the_actor_when_only_that_is_known() -> None:

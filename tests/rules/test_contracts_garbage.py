@@ -201,7 +201,8 @@ def test_a_name_that_stands_twice_is_refused_at_the_top(kind: str) -> None:
         b'{"":0,"":1}',
         b'{"x":1e15,"a":1,"a":2}',
         b'{"x":1e-3,"":0,"":0}',
-        b'{"x":1e-7,"y":1e-7,"z":1E5,"":0,"":0}',
+        b'{"x":1e7,"":0,"":0}',
+        b'{"a":1e-3,"b":1e-3,"c":1e-3,"d":1e-3,"e":1e-3,"":0,"":0}',
     ],
 )
 def test_a_name_that_stands_twice_in_a_payload_is_refused_and_named(kind: str, payload: bytes) -> None:
@@ -232,7 +233,17 @@ def test_a_repeat_cannot_hide_behind_a_field_that_is_left_out(kind: str) -> None
 def test_a_repeat_cannot_hide_behind_a_body_that_had_to_be_mended() -> None:
     refused("broker", b'{"topic":"t","value":"v","key":1,"key":null,"envelope":{"deadline_ms":1000}}')
     refused("broker", b'{"topic":"t","value":"v","value":"v","envelope":{"deadline_ms":1000,"run_id":null}}')
+    twice = b'"partition_override":1,"partition_override":1'  # as many strings fewer as the deadline gets more
+    refused("broker", b'{"topic":"t","value":"v","envelope":{"deadline_ms":1000,%b}}' % twice)
     refused("message", EXAMPLES["message"].replace(b'"message_id"', b'"event_id":"x","event_id"'))
+
+
+@pytest.mark.parametrize(
+    "payload", [b'{"a":"\\u005c"}', b'{"a":"\\u005c\\u0022"}', b'{"\\u005c":"\\\\"}', b'{ "a" : "\\/" }']
+)
+@pytest.mark.parametrize("kind", PAYLOAD_KINDS)
+def test_the_same_character_escaped_in_another_way_is_no_repeat(kind: str, payload: bytes) -> None:
+    CHECKS[kind](with_payload(kind, payload))
 
 
 @given(st.dictionaries(st.text(max_size=3), JSON, max_size=4), st.booleans(), st.booleans())

@@ -1,7 +1,8 @@
 """How a body becomes a typed value: one way for every envelope, and one sentence for everything that can be wrong.
 
 msgspec validates faster than others parse, but it takes the last of two members with one name in silence, and it
-nests as deep as the interpreter's stack allows. `refuse_repeats` closes both:
+nests as deep as the interpreter's stack allows. `read_whole` (for what is complete and plain) and `refuse_repeats`
+(for the rest) close both:
 
   A text that repeats a name holds more strings than the value that was read from it, since a JSON text has one pair
   of quotes per string. So the value is encoded again and compared: equal lengths prove it at once where no part of a
@@ -34,7 +35,7 @@ BODY_BYTES_MAX = PAYLOAD_BYTES_MAX - 16 * 1024
 NAME_CHARS_MAX = 256
 ID_CHARS_MAX = 512
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 Mend = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Rewrites what a lenient producer sent into the strict form, None when there is nothing to mend."""
 
@@ -99,6 +100,28 @@ def read_whole(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
         return None
     again = ENCODE(value)
     return value if again == body or _strings(again) == _strings(body) else None
+
+
+def write_whole(decoder: msgspec.json.Decoder[T], value: T) -> bytes | None:
+    """The body of a value that reads back as itself. None: look closer (the encoder makes null of NaN, for one)."""
+    try:
+        body = ENCODE(value)
+        return body if len(body) <= BODY_BYTES_MAX and decoder.decode(body) == value else None
+    except (TypeError, ValueError, OverflowError, RecursionError):  # msgspec's own errors are ValueErrors
+        return None
+
+
+def write_closely(contract: Contract[T], wire: T) -> bytes:
+    """The body of a value whose payload is written already, if its contract would read it back the same."""
+    try:
+        body = ENCODE(wire)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractViolation(f"{contract.name}: cannot be encoded: {error}") from None
+    read = contract.read(body)
+    for name in read.__struct_fields__:
+        if name != "payload" and getattr(read, name) != getattr(wire, name):
+            raise ContractViolation(f"{contract.name}: {name}: would not read back as it is", field=name)
+    return body
 
 
 def read_payload(name: str, raw: msgspec.Raw) -> tuple[dict[str, Any], bytes]:

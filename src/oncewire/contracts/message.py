@@ -23,7 +23,9 @@ from oncewire.contracts.codec import (
     read_payload,
     read_whole,
     refuse_repeats,
+    write_closely,
     write_payload,
+    write_whole,
 )
 from oncewire.errors import ContractViolation
 
@@ -132,11 +134,13 @@ def _look_closer(body: bytes) -> tuple[MessageEnvelope, bytes]:
 
 def encode_message(envelope: MessageEnvelope) -> bytes:
     """The body of a message. Refuses what `decode_message` would refuse."""
-    payload = write_payload(NAME, envelope.payload)
-    fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
-    fields |= {name: UNSET for name in ("correlation_id", "causation_id") if fields[name] is None}
-    body = ENCODE(MessageOnWire(**fields | {"payload": payload}))
-    check(_WIRE.read(body))
+    body = write_whole(_WHOLE, envelope)
+    if body is None:
+        payload = write_payload(NAME, envelope.payload)
+        fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
+        present = {name: value for name, value in fields.items() if value is not None}
+        body = write_closely(_WIRE, MessageOnWire(**present | {"payload": payload}))
+    check(envelope)
     return body
 
 

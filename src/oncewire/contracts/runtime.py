@@ -25,7 +25,9 @@ from oncewire.contracts.codec import (
     read_payload,
     read_whole,
     refuse_repeats,
+    write_closely,
     write_payload,
+    write_whole,
 )
 from oncewire.contracts.message import Id, Name, Payload, check_printable
 from oncewire.errors import ContractViolation
@@ -161,13 +163,16 @@ def _is_complete(envelope: RuntimeEnvelope, address: subjects.Address) -> bool:
 
 def encode_runtime(envelope: RuntimeEnvelope) -> bytes:
     """The body of a complete envelope. Refuses what `check_runtime` would refuse."""
-    payload = write_payload(NAME, envelope.payload)
-    fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
-    present = {name: value for name, value in fields.items() if value is not None}
-    body = ENCODE(RuntimeOnWire(**present | {"payload": payload}))
-    wire = _WIRE.read(body)
-    if wire.reply_to:
-        subjects.check_subject(wire.reply_to, "reply_to")
+    body = write_whole(_WHOLE, envelope)
+    if body is None:
+        payload = write_payload(NAME, envelope.payload)
+        fields = {name: getattr(envelope, name) for name in envelope.__struct_fields__}
+        present = {name: value for name, value in fields.items() if value is not None}
+        body = write_closely(_WIRE, RuntimeOnWire(**present | {"payload": payload}))
+    if envelope.reply_to:
+        subjects.check_subject(envelope.reply_to, "reply_to")
+    check_printable(NAME, "id", envelope.id)
+    check_printable(NAME, "idempotency_key", envelope.idempotency_key)
     return body
 
 
