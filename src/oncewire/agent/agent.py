@@ -1,0 +1,104 @@
+"""`Agent`: what a user writes. Handlers, their subjects and limits; no connection, no store, no loop.
+
+agent = Agent("biller", tenant="default", workspace="demo")
+
+@agent.on("charge")
+def charge(ctx, order: Order) -> Effect:
+    ctx.tx.execute("INSERT INTO charges VALUES (?, ?)", (order.id, order.cents))
+    return Effect("evt.default.demo.billing.charged", {"order": order.id})
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeVar
+
+from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
+from oncewire.contracts import subjects
+from oncewire.errors import Refused
+from oncewire.ledger.rules import agent_name
+
+BATCH = 1_000
+CONCURRENCY = 64
+ACK_WAIT_S = 30.0
+MAX_DELIVER = 5
+HANDLER_TIMEOUT_S = 300.0
+
+Run = TypeVar("Run", bound=Callable[..., Any])
+Lifespan = Callable[["Agent"], AbstractAsyncContextManager[Any]]
+
+
+class Agent:
+    """A named set of handlers with one ledger. `tenant` and `workspace` stand in its subjects and in its ids."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        tenant: str = subjects.DEFAULT_TENANT,
+        workspace: str = subjects.DEFAULT_WORKSPACE,
+        ordered: bool = False,
+        concurrency: int = CONCURRENCY,
+        batch: int = BATCH,
+        ack_wait_s: float = ACK_WAIT_S,
+        max_deliver: int = MAX_DELIVER,
+        handler_timeout_s: float = HANDLER_TIMEOUT_S,
+        lifespan: Lifespan | None = None,
+    ) -> None:
+        self.name = subjects.token(name, "agent")
+        self.tenant = subjects.token(tenant, "tenant")
+        self.workspace = subjects.token(workspace, "workspace")
+        if not 1 <= batch <= 10_000 or not 1 <= concurrency <= 10_000:
+            raise Refused("batch and concurrency are from 1 to 10,000")
+        if not 1 <= max_deliver <= 1_000 or ack_wait_s < 1 or handler_timeout_s < ack_wait_s:
+            raise Refused("max_deliver is from 1 to 1,000, ack_wait_s at least 1 and at most handler_timeout_s")
+        self.is_ordered = ordered
+        self.concurrency = 1 if ordered else concurrency
+        self.batch = 1 if ordered else batch
+        self.ack_wait_s = ack_wait_s
+        self.max_deliver = max_deliver
+        self.handler_timeout_s = handler_timeout_s
+        self.lifespan = lifespan or _no_lifespan
+        self.handlers: list[Handler] = []
+
+    def __repr__(self) -> str:
+        return f"Agent({self.full_name!r}, {len(self.handlers)} handlers)"
+
+    @property
+    def full_name(self) -> str:
+        return agent_name(self.tenant, self.workspace, self.name)
+
+    def on(self, subject: str, *, rate_per_s: float = 0.0, timeout_s: float = 0.0) -> Callable[[Run], Run]:
+        """Register a handler. A name without dots is the agent's own command (`cmd.{tenant}.{workspace}.{agent}.` and
+        the name); a full subject may hold wildcards."""
+        pattern = full_subject(subject, self.tenant, self.workspace, self.name)
+
+        def register(run: Run) -> Run:
+            self._add(make_handler(run, pattern, rate_per_s=rate_per_s, timeout_s=timeout_s))
+            return run
+
+        return register
+
+    def every(self, seconds: float, *, timeout_s: float = 0.0) -> Callable[[Run], Run]:
+        """Run a handler once per time slot, whatever the number of processes: `handler(ctx)`, with the slot's time in
+        `ctx.ts`."""
+        if seconds < 1:
+            raise Refused("every takes at least 1 second", hint="For shorter times run a loop of your own.")
+
+        def register(run: Run) -> Run:
+            pattern = subjects.cmd(self.tenant, self.workspace, self.name, TICK)
+            self._add(make_handler(run, f"{pattern}.{run.__name__}", timeout_s=timeout_s, every_s=seconds))
+            return run
+
+        return register
+
+    def _add(self, handler: Handler) -> None:
+        if any(one.pattern == handler.pattern for one in self.handlers):
+            raise Refused(f"{handler.pattern} has two handlers", hint="Register one handler per subject.")
+        self.handlers.append(handler)
+
+
+@asynccontextmanager
+async def _no_lifespan(agent: Agent) -> AsyncIterator[None]:  # noqa: ARG001 - the hook's shape
+    yield

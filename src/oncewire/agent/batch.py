@@ -1,0 +1,345 @@
+"""One group commit: what happens to a batch of inputs between BEGIN and COMMIT.
+
+Runs in the ledger's thread, on the store alone: no network, no event loop. The decision for each input:
+
+    replay meant for another consumer          passed
+    does not keep its contract                 terminated, handed to the dead-letter service
+    no handler knows the subject               retried; at its last delivery dead ("no_handler")
+    identity done, same content                duplicate (or, at the same position, the same input again: resumed)
+    identity done, other content               dead ("identity_conflict"), never dropped
+    handler returns                            done, with its effects
+    handler raises Retry or anything else      retried after a delay; at its last delivery dead
+    handler raises Terminate                   terminated, handed to the dead-letter service
+
+Everything that is handed to the dead-letter service is an effect like any other: in the ledger before it is published,
+published before the message is settled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from oncewire.agent.context import Context
+from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, effects_of, sending_of
+from oncewire.agent.handlers import Handler
+from oncewire.contracts import headers as names
+from oncewire.contracts import ids, subjects
+from oncewire.contracts.inputs import Input
+from oncewire.errors import ContractViolation, Refused
+from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.pull import Delivery
+from oncewire.ledger import rules
+from oncewire.ledger.keys import Place
+from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Outcome, Sending, Source
+from oncewire.ledger.store import Appended, Attempt, Mark, Store
+
+NO_HANDLER = "no_handler"
+IDENTITY_CONFLICT = "identity_conflict"
+
+
+class Item(NamedTuple):
+    """An input in hand, read and ready to be decided on. `wrong` says why it can never be handled."""
+
+    message: Message
+    delivery: Delivery
+    subject: str
+    carried: dict[str, str]
+    input: Input | None
+    handler: Handler | None
+    key: bytes
+    at_key: bytes
+    wrong: str
+    is_passed: bool
+
+
+@dataclass
+class Settled:
+    """What must be done once the commit is durable, in this order: publish, then ack; retries may go at once."""
+
+    block: int = 0
+    sendings: list[Sending] = field(default_factory=list)
+    announcement: bytes = b""
+    acks: list[Message] = field(default_factory=list)
+    terms: list[tuple[Message, str]] = field(default_factory=list)
+    naks: list[tuple[Message, float]] = field(default_factory=list)
+    resumes: list[tuple[int, Message]] = field(default_factory=list)
+    later: list[Item] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+Point = Callable[[str], None]
+"""Called at each named step. Production passes `nothing_happens`; fault tests make the power go there."""
+
+
+def nothing_happens(step: str) -> None:
+    """The default at every named step."""
+
+
+class Limits(NamedTuple):
+    """What the batch must know of its agent and its surroundings."""
+
+    ledger: Ledger
+    max_deliver: int
+    stream_of: Callable[[str], str]
+    check_size: Callable[[Sending], None]
+    now_ms: int
+    at: Point = nothing_happens
+
+
+class SyncWork:
+    """The transaction behind a `def` handler: a savepoint opens on the first use of `ctx.tx`."""
+
+    __slots__ = ("is_open", "store")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.is_open = False
+
+    def open_tx(self) -> Any:
+        if not self.is_open:
+            self.store.savepoint()
+            self.is_open = True
+        return self.store.connection
+
+    def section(self) -> Any:
+        raise Refused("a `def` handler uses ctx.tx directly")
+
+    async def once(self, *_: object) -> Any:
+        raise Refused("ctx.once needs an `async def` handler")
+
+    def finish(self, *, is_good: bool) -> None:
+        if self.is_open:
+            self.is_open = False
+            (self.store.keep if is_good else self.store.undo)()
+
+
+class GroupCommit:
+    """Decides on one batch inside one transaction."""
+
+    def __init__(self, store: Store, limits: Limits, sources: dict[str, Source]) -> None:
+        self.store = store
+        self.limits = limits
+        self.sources = sources
+        self.entries: list[Entry] = []
+        self.sendings: list[Sending] = []
+        self.delayed: list[Delayed] = []
+        self.failed: list[Attempt] = []
+        self.unsettled: list[bytes] = []
+        self.out = Settled()
+        self._now: set[bytes] = set()
+
+    def run(self, items: Sequence[Item], targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
+        """The whole transaction. An error of the store rolls all of it back and is raised."""
+        try:
+            found = self.begin(items)
+            for item in items:
+                self.decide(item, found)
+            self.limits.at("handled")
+            return self.end(targets, marks)
+        except BaseException:
+            self.store.rollback()
+            raise
+
+    def begin(self, items: Sequence[Item]) -> dict[bytes, Place]:
+        """Open the transaction and see which of the inputs are settled already."""
+        self.store.begin()
+        keys = [item.at_key for item in items]
+        keys += [item.key for item in items if item.key]
+        found = self.store.claim(keys)
+        self.limits.at("claimed")
+        return found
+
+    def end(self, targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
+        """Write the block as the last statement and commit."""
+        self._write(targets, marks)
+        self.limits.at("written")
+        self.store.commit()
+        self.limits.at("committed")
+        return self.out
+
+    def _write(self, targets: dict[str, int], marks: Sequence[Mark]) -> None:
+        store, out = self.store, self.out
+        if self.unsettled:
+            store.drop_claims(self.unsettled)
+        if self.failed:
+            store.begun(self.failed)
+        if marks:
+            store.mark(marks)
+        if self.entries or self.sendings:
+            content = Content(self.entries, self.sendings, self.limits.now_ms, targets)
+            appended: Appended = store.append(content, self.sources, self.delayed)
+            out.block, out.sendings, out.announcement = appended.number, self.sendings, appended.announcement
+
+    # ---- decisions
+
+    def decide(self, item: Item, found: dict[bytes, Place]) -> None:
+        if item.at_key in found:
+            self._again(item, found[item.at_key].block)
+        elif item.is_passed:
+            self._settle(item, Outcome.PASSED, item.at_key)
+        elif item.wrong:
+            self._give_up(item, Outcome.TERMINATED, item.wrong)
+        elif item.input is None or item.handler is None:
+            self._retry_or_die(item, NO_HANDLER, None)
+        elif item.key in self._now:
+            self._settle(item, Outcome.DUPLICATE, item.at_key)
+        elif item.key in found:
+            self._known(item, found[item.key])
+        elif item.handler.is_async:
+            self.out.later.append(item)
+            self.unsettled += [item.key, item.at_key]
+        else:
+            self._handle(item)
+
+    def _again(self, item: Item, block: int) -> None:
+        """The same position again: nothing to add, its effects may still be on their way."""
+        self._count("redelivered")
+        self.out.resumes.append((block, item.message))
+
+    def _known(self, item: Item, place: Place) -> None:
+        stored = self.store.block(place.block)
+        assert stored is not None
+        assert item.input is not None
+        entry = stored.content.entries[place.at]
+        if (entry.stream, entry.sequence) == (item.delivery.stream, item.delivery.sequence):
+            self._again(item, place.block)
+        elif entry.digest == item.input.digest or self._replaces(item, entry):
+            self._settle(item, Outcome.DUPLICATE, item.at_key)
+        else:
+            self._give_up(item, Outcome.DEAD, IDENTITY_CONFLICT)
+
+    @staticmethod
+    def _replaces(item: Item, entry: Entry) -> bool:
+        """An edited replay of something that is done by now: it names the content that it stands for."""
+        return item.carried.get(names.REPLAY_REPLACES, "") == entry.digest.hex()
+
+    def _handle(self, item: Item) -> None:
+        assert item.input is not None
+        assert item.handler is not None
+        work = SyncWork(self.store)
+        context = context_of(item, work, is_async=False)
+        handler = item.handler
+        start, late = len(self.sendings), len(self.delayed)
+        try:
+            payload = item.input.envelope.payload
+            returned = handler.run(context) if handler.every_s else handler.run(context, handler.decode(payload))
+            self._add_effects(item, effects_of(returned))
+            work.finish(is_good=True)
+        except Exception as error:
+            del self.sendings[start:], self.delayed[late:]
+            work.finish(is_good=False)
+            self.fail(item, error)
+        else:
+            self._now.add(item.key)
+            self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
+
+    def finish_async(self, item: Item, effects: list[Effect]) -> None:
+        """An `async def` handler has returned: its effects join this commit, or raise and leave nothing."""
+        start, late = len(self.sendings), len(self.delayed)
+        try:
+            self._add_effects(item, effects)
+        except Exception:
+            del self.sendings[start:], self.delayed[late:]
+            raise
+        self._now.add(item.key)
+        self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
+
+    def _add_effects(self, item: Item, effects: list[Effect]) -> None:
+        assert item.input is not None
+        if not effects:
+            return
+        cause = Cause(self.limits.ledger, item.input.identity, item.input.envelope)
+        for index, effect in enumerate(effects):
+            sending = sending_of(effect, cause, index, self.limits.stream_of(effect.subject))
+            self.limits.check_size(sending)
+            if effect.delay_s:
+                self.delayed.append(delayed_of(effect, sending, self.limits.now_ms))
+            else:
+                self.sendings.append(sending)
+
+    def fail(self, item: Item, error: Exception) -> None:
+        """The visible rule: who raised what, and what follows."""
+        if isinstance(error, Terminate):
+            self._give_up(item, Outcome.TERMINATED, error.reason)
+        elif isinstance(error, ContractViolation):
+            self._give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
+        else:
+            self._retry_or_die(item, rules.short_error(error), error.after_s if isinstance(error, Retry) else None)
+
+    def _retry_or_die(self, item: Item, reason: str, after_s: float | None) -> None:
+        if item.delivery.deliveries >= self.limits.max_deliver:
+            self._give_up(item, Outcome.DEAD, reason)
+            return
+        delay = rules.retry_delay_s(item.delivery.deliveries) if after_s is None else after_s
+        self._count("retried")
+        self.out.naks.append((item.message, delay))
+        self.unsettled += [item.key, item.at_key]
+        self.failed.append(attempt_of(item, self.limits.now_ms, reason))
+
+    def _give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
+        self.sendings.append(letter_request(item, self.limits, outcome, reason))
+        self._settle(item, outcome, item.at_key, error=reason, effects=1)
+
+    def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
+        if key is not item.key and item.key:
+            self.unsettled.append(item.key)
+        message, delivery = item.message, item.delivery
+        identity = item.input.identity if item.input else ""
+        digest = item.input.digest if item.input else hashlib.sha256(message.payload).digest()
+        entry = Entry(
+            key, identity, item.subject, message.payload, message.header_raw, outcome, delivery.stream,
+            delivery.sequence, delivery.timestamp_ns, digest, effects, error,
+        )  # fmt: skip
+        self.entries.append(entry)
+        self._count(outcome.value)
+        if outcome in (Outcome.TERMINATED, Outcome.DEAD):
+            self.out.terms.append((message, error))
+        else:
+            self.out.acks.append(message)
+
+    def _count(self, what: str) -> None:
+        self.out.counts[what] = self.out.counts.get(what, 0) + 1
+
+
+def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
+    assert item.input is not None
+    delivery = item.delivery
+    return Context(
+        item.input.envelope,
+        item.input.identity,
+        subject=item.subject,
+        stream=delivery.stream,
+        sequence=delivery.sequence,
+        consumer=delivery.consumer,
+        deliveries=delivery.deliveries,
+        work=work,
+        is_async=is_async,
+    )
+
+
+def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:
+    delivery = item.delivery
+    return Attempt(item.key or item.at_key, delivery.stream, delivery.sequence, delivery.deliveries, now_ms, error)
+
+
+def letter_request(item: Item, limits: Limits, outcome: Outcome, reason: str) -> Sending:
+    """The message as it came, with what the dead-letter service must know, as an effect of its own."""
+    delivery, ledger = item.delivery, limits.ledger
+    told = {
+        "Oncewire-Dlq-Stream": delivery.stream,
+        "Oncewire-Dlq-Sequence": str(delivery.sequence),
+        "Oncewire-Dlq-Timestamp": str(delivery.timestamp_ns),
+        "Oncewire-Dlq-Consumer": delivery.consumer,
+        "Oncewire-Dlq-Deliveries": str(delivery.deliveries),
+        "Oncewire-Dlq-Subject": item.subject,
+        "Oncewire-Dlq-Outcome": outcome.value,
+        "Oncewire-Dlq-Cause": " ".join(reason.split())[: rules.ERROR_CHARS_MAX],
+    }
+    told |= {names.ORIGINAL_PREFIX + name: value for name, value in item.carried.items()}
+    identity = ids.joined("letter", item.at_key.hex())
+    id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, identity, 0)
+    subject = subjects.dlq_request(ledger.agent)
+    return Sending(id_, subject, item.message.payload, told, limits.stream_of(subject))

@@ -1,0 +1,154 @@
+"""What a handler gives back, and how an effect becomes a message. Pure.
+
+An effect's id is a hash of agent, input and place among the input's effects: whoever publishes it, however often, it is
+the same message. Its envelope is derived from the input alone: time, trace, causation and correlation are carried on,
+and nothing in it comes from the clock or from chance, so that a replay makes the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from oncewire.contracts import catalog, ids, inputs, runtime, subjects
+from oncewire.contracts.catalog import Family
+from oncewire.contracts.message import encode_message
+from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext
+from oncewire.contracts.runtime import Source as EnvelopeSource
+from oncewire.errors import ContractViolation
+from oncewire.ledger.rules import Delayed, Ledger, Sending
+
+ADAPTER = "oncewire"
+DELAY_S_MAX = 366 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A message that follows from handling an input. Return one, a list of them, or None.
+
+    On `evt.`, `cmd.`, `sr.` and the platform's subjects the payload is put into the envelope of that subject; `type`
+    defaults to the last part of the subject. Elsewhere the payload goes out as JSON, bytes as they are.
+    """
+
+    subject: str
+    payload: Any
+    type: str = ""
+    delay_s: float = 0.0
+    headers: Mapping[str, str] | None = None
+
+
+class Retry(Exception):
+    """Raise it to get the input again after `after_s`; the default grows with the deliveries."""
+
+    def __init__(self, after_s: float | None = None, reason: str = "") -> None:
+        super().__init__(reason or "retry")
+        self.after_s = after_s
+
+
+class Terminate(Exception):
+    """Raise it to give the input up at once: it becomes a dead letter with this reason."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Cause(msgspec.Struct, frozen=True, gc=False):
+    """What an effect is derived from."""
+
+    ledger: Ledger
+    identity: str
+    envelope: RuntimeEnvelope
+
+
+def effects_of(returned: object) -> list[Effect]:
+    """What a handler returned, as a list; anything else is a bug of the handler."""
+    if returned is None:
+        return []
+    if isinstance(returned, Effect):
+        return [returned]
+    found: list[Effect] = []
+    for one in returned if isinstance(returned, list | tuple) else [returned]:
+        if not isinstance(one, Effect):
+            raise ContractViolation(
+                f"a handler returned {type(one).__name__}", hint="Return an Effect, a list of Effects, or None."
+            )
+        found.append(one)
+    return found
+
+
+def sending_of(effect: Effect, cause: Cause, index: int, stream: str) -> Sending:
+    """The message of an effect, under its stable id."""
+    ledger = cause.ledger
+    id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
+    headers = dict(effect.headers or {})
+    headers["traceparent"] = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
+    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream)
+
+
+def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
+    if not 0 < effect.delay_s <= DELAY_S_MAX:
+        raise ContractViolation(f"delay_s must be from 0 to {DELAY_S_MAX}", field="delay_s")
+    return Delayed(now_ms + int(effect.delay_s * 1000), sending)
+
+
+def _span(id_: str) -> str:
+    return id_[-16:]
+
+
+def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
+    family = catalog.family(effect.subject)
+    if family is Family.RUNTIME:
+        return runtime.encode_runtime(_envelope(effect, cause, id_, subjects.parse(effect.subject)))
+    if family is Family.MESSAGE:
+        address = subjects.Address("sr", cause.ledger.tenant, cause.ledger.workspace, (effect.subject,))
+        return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
+    return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
+
+
+def _envelope(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> RuntimeEnvelope:
+    input_ = cause.envelope
+    agent = cause.ledger.agent
+    return RuntimeEnvelope(
+        id=id_,
+        ts=input_.ts,
+        schema_version=runtime.VERSION,
+        type=effect.type or ".".join(address.rest),
+        trace_id=input_.trace_id,
+        span_id=_span(id_),
+        tenant=address.tenant,
+        workspace=address.workspace,
+        actor=Actor(agent, "agent"),
+        payload=_payload(effect.payload),
+        idempotency_key=id_,
+        source=EnvelopeSource(agent, ADAPTER),
+        security_context=SecurityContext(agent, "agent"),
+        causation_id=input_.id,
+        correlation_id=input_.correlation_id or input_.id,
+    )
+
+
+def _payload(payload: Any) -> dict[str, Any]:
+    built = payload if isinstance(payload, dict) else _to_builtins(payload)
+    if not isinstance(built, dict):
+        raise ContractViolation(f"an effect's payload must be an object, not {type(payload).__name__}", field="payload")
+    return built
+
+
+def _to_builtins(payload: Any) -> Any:
+    if hasattr(payload, "model_dump"):
+        return payload.model_dump(mode="json")
+    try:
+        return msgspec.to_builtins(payload)
+    except TypeError as error:
+        raise ContractViolation(f"an effect's payload cannot be written: {error}", field="payload") from None
+
+
+def derived_hex(identity: str, name: str, digits: int = 32) -> str:
+    """Hex digits that depend on the input and a name alone: ids and keys that a second run makes again."""
+    text = f"{len(name)}:{name}{identity}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:digits]

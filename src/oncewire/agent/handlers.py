@@ -1,0 +1,101 @@
+"""An agent's handlers: which subject they are for, what payload type they ask for. No I/O.
+
+A payload is decoded by the hint of the handler's second parameter: dataclass, msgspec Struct, pydantic model, TypedDict
+or dict. A payload that does not fit is a contract violation: the input is terminated, since it will never fit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from oncewire.contracts import subjects
+from oncewire.errors import ContractViolation, Refused
+
+TICK = "tick"
+
+
+class Handler(msgspec.Struct, frozen=True):
+    """A registered handler."""
+
+    name: str
+    pattern: str
+    run: Callable[..., Any]
+    is_async: bool
+    decode: Callable[[dict[str, Any]], Any]
+    rate_per_s: float = 0.0
+    timeout_s: float = 0.0
+    every_s: float = 0.0
+
+
+def make_handler(
+    run: Callable[..., Any], pattern: str, *, rate_per_s: float = 0.0, timeout_s: float = 0.0, every_s: float = 0.0
+) -> Handler:
+    """Look at the function once; refuse at once what could never work."""
+    name = getattr(run, "__qualname__", repr(run))
+    parameters = list(inspect.signature(run).parameters.values())
+    wanted = 1 if every_s else 2
+    if len(parameters) < wanted:
+        raise Refused(f"handler {name} takes {len(parameters)} parameters", hint="Write it as handler(ctx, payload).")
+    hint = dict if every_s else _hint(run, parameters[1].name)
+    return Handler(
+        name, pattern, run, inspect.iscoroutinefunction(run), decoder_of(hint), rate_per_s, timeout_s, every_s
+    )
+
+
+def _hint(run: Callable[..., Any], parameter: str) -> Any:
+    try:
+        return typing.get_type_hints(run).get(parameter, dict)
+    except NameError as error:
+        raise Refused(
+            f"the hints of {run!r} cannot be read: {error}", hint="Define the payload type in the module."
+        ) from None
+
+
+def decoder_of(hint: Any) -> Callable[[dict[str, Any]], Any]:
+    """From a JSON object to the type of the hint, or ContractViolation naming the field."""
+    if hint in (dict, Any) or typing.get_origin(hint) is dict:
+        return lambda payload: payload
+    if hasattr(hint, "model_validate"):
+        return lambda payload: _pydantic(hint, payload)
+    return lambda payload: _converted(hint, payload)
+
+
+def _converted(hint: Any, payload: dict[str, Any]) -> Any:
+    try:
+        return msgspec.convert(payload, hint)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$")
+        field = path.rstrip("`").lstrip(".")
+        raise ContractViolation(f"payload{'.' + field if field else ''}: {text}", field=field) from None
+
+
+def _pydantic(hint: Any, payload: dict[str, Any]) -> Any:
+    try:
+        return hint.model_validate(payload)
+    except ValueError as error:  # pydantic's ValidationError is one
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        field = ".".join(map(str, first["loc"]))
+        raise ContractViolation(f"payload.{field}: {first['msg']}", field=field) from None
+
+
+def full_subject(name: str, tenant: str, workspace: str, agent: str) -> str:
+    """`charge` is the agent's own command; anything with a dot is a full subject or pattern."""
+    if "." in name:
+        return subjects.check_filter(name)
+    return subjects.cmd(tenant, workspace, agent, name)
+
+
+def find_handler(handlers: list[Handler], subject: str) -> Handler | None:
+    """The handler with the most particular pattern that matches."""
+    matching = [one for one in handlers if subjects.matches(subject, one.pattern)]
+    return max(matching, key=lambda one: _weight(one.pattern), default=None)
+
+
+def _weight(pattern: str) -> tuple[int, int]:
+    tokens = pattern.split(".")
+    return sum(token not in ("*", ">") for token in tokens), len(tokens)

@@ -1,0 +1,1 @@
+"""What an agent has done, durably: inbox, outcomes, effects, state hash. SQLite and PostgreSQL behind one protocol."""

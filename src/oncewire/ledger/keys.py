@@ -1,0 +1,92 @@
+"""Finding an input among all that were ever settled, at a cost that does not grow.
+
+An index on random keys dirties a page of its own for each new key, which halves the rate at a million rows. So keys
+are kept the way a log-structured store keeps them: the newest (those of the blocks since the last spill) in memory,
+all older ones in sorted runs on disk, behind a filter that says "surely not there" for all but a few in ten thousand.
+
+The filter is a bitmap with three probes, 32 bits per key: it is rebuilt from the runs when a ledger is opened.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from oncewire.ledger.rules import KEY_BYTES
+
+ITEM: Final = struct.Struct(">16sQ")
+ITEM_BYTES: Final = ITEM.size
+PAGE_ITEMS: Final = 160
+"""Items in one page of a run: just under 4 KiB."""
+SPILL_KEYS: Final = 65_536
+BITS_PER_KEY: Final = 32
+_PROBES: Final = struct.Struct(">III")
+
+
+class Place(NamedTuple):
+    """Where an entry stands: the block's number and its place in it."""
+
+    block: int
+    at: int
+
+
+def encode_place(place: Place) -> int:
+    return place.block << 20 | place.at
+
+
+def decode_place(number: int) -> Place:
+    return Place(number >> 20, number & 0xFFFFF)
+
+
+class Filter:
+    """A set that may say yes wrongly, and never no."""
+
+    def __init__(self, capacity: int) -> None:
+        size = 1 << max(20, (capacity * BITS_PER_KEY - 1).bit_length())
+        self._mask = size - 1
+        self._bits = bytearray(size >> 3)
+        self.capacity = size // BITS_PER_KEY
+        self.count = 0
+
+    def add(self, key: bytes) -> None:
+        bits, mask = self._bits, self._mask
+        for probe in _PROBES.unpack_from(key):
+            place = probe & mask
+            bits[place >> 3] |= 1 << (place & 7)
+        self.count += 1
+
+    def may_have(self, key: bytes) -> bool:
+        bits, mask = self._bits, self._mask
+        for probe in _PROBES.unpack_from(key):
+            place = probe & mask
+            if not bits[place >> 3] >> (place & 7) & 1:
+                return False
+        return True
+
+
+def pages(items: Sequence[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
+    """A sorted run cut into pages: the first key of each, and its items."""
+    ordered = sorted((key, encode_place(place)) for key, place in items)
+    for start in range(0, len(ordered), PAGE_ITEMS):
+        part = ordered[start : start + PAGE_ITEMS]
+        yield part[0][0], b"".join([ITEM.pack(key, place) for key, place in part])
+
+
+def find_in_page(page: bytes, key: bytes) -> Place | None:
+    at = page.find(key)
+    while at >= 0 and at % ITEM_BYTES:
+        at = page.find(key, at + 1)
+    return None if at < 0 else decode_place(ITEM.unpack_from(page, at)[1])
+
+
+def keys_in_page(page: bytes) -> Iterator[bytes]:
+    return (page[at : at + KEY_BYTES] for at in range(0, len(page), ITEM_BYTES))
+
+
+def filter_of(found: Iterable[bytes], expected: int) -> Filter:
+    """A filter with room to double."""
+    made = Filter(max(2 * expected, 4 * SPILL_KEYS))
+    for key in found:
+        made.add(key)
+    return made

@@ -1,0 +1,311 @@
+"""What a ledger records and what follows from it. Pure: no clock, no store, no chance.
+
+A ledger is a chain of blocks, one per group commit. A block holds the inputs that were settled together, with their
+outcomes, and the effects that they caused; it is written in the transaction that holds the handlers' own rows. So
+after a crash either all of it is there or nothing is:
+
+    on disk                     a redelivered input
+    nothing of it               runs, as if for the first time
+    its block                   does not run again; effects that are not confirmed go out again under their stable ids
+    its block, all confirmed    is acked
+
+What is known of an input is found by its key: for inputs that are done the hash of agent and *identity* (the same
+message under another position is a duplicate), for all other outcomes the hash of agent and *position* (the identity
+may come again, as a replay, and then runs).
+
+The state hash adds up: one element per settled identity, summed lane by lane, so it does not depend on order, can be
+kept up to date block by block, and can be computed in parallel. Positions and filled-in fields are not part of it.
+
+Each block is announced to the stream LEDGER in a form that names positions, effects and sums, and the hash of the
+announcement before it: that is what an auditor reads (`Announcement`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+import msgspec
+
+KEY_BYTES: Final = 16
+LANES: Final = 8
+STATE_BYTES: Final = LANES * 8
+NO_STATE: Final = bytes(STATE_BYTES)
+NO_HASH: Final = bytes(32)
+LANE_MASK: Final = (1 << 64) - 1
+ANNOUNCEMENT_VERSION: Final = 1
+RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0)
+ERROR_CHARS_MAX: Final = 1_000
+
+
+class Outcome(StrEnum):
+    """How an input ended. Only `done` makes a later copy a duplicate."""
+
+    DONE = "done"
+    DUPLICATE = "duplicate"
+    TERMINATED = "terminated"
+    DEAD = "dead"
+    PASSED = "passed"
+
+
+COUNTED: Final = frozenset({Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD})
+"""The outcomes that are part of the state hash: a duplicate or a replay for somebody else changes nothing."""
+
+
+class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One settled input, with all that is needed to run it again in a replay."""
+
+    key: bytes
+    identity: str
+    subject: str
+    body: bytes
+    header: bytes
+    outcome: Outcome
+    stream: str
+    sequence: int
+    timestamp_ns: int
+    digest: bytes
+    effects: int
+    error: str = ""
+
+
+class Sending(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An effect that is to be published under its id, into the stream that its subject belongs to."""
+
+    id: str
+    subject: str
+    payload: bytes
+    headers: dict[str, str] | None
+    stream: str
+
+
+class Delayed(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """An effect with a due time ahead."""
+
+    due_ms: int
+    sending: Sending
+
+
+class Content(msgspec.Struct, array_like=True, frozen=True):
+    """What a block holds: entries in order, their effects in the same order, and where the targets stood before."""
+
+    entries: list[Entry]
+    effects: list[Sending]
+    sent_ms: int
+    targets: dict[str, int]
+
+
+class Head(NamedTuple):
+    """The end of a chain."""
+
+    number: int
+    hash: bytes
+    state: bytes
+
+
+FIRST: Final = Head(0, NO_HASH, NO_STATE)
+
+
+class Source(msgspec.Struct, frozen=True):
+    """A durable consumer that an agent reads, as an auditor must know it."""
+
+    stream: str
+    created: str
+    consumer: str
+    filters: tuple[str, ...]
+    start: int
+    is_work_queue: bool
+
+
+class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The positions of one stream that a block settles, by outcome: closed ranges."""
+
+    stream: str
+    created: str
+    consumer: str
+    filters: tuple[str, ...]
+    start: int
+    sum: str
+    done: list[tuple[int, int]] = []
+    duplicate: list[tuple[int, int]] = []
+    terminated: list[tuple[int, int]] = []
+    dead: list[tuple[int, int]] = []
+    passed: list[tuple[int, int]] = []
+    listed: list[tuple[int, str, str]] = []
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """All effects up to this block are confirmed; the highest sequence confirmed per stream."""
+
+    block: int
+    streams: dict[str, int]
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """A block as the stream LEDGER carries it. `previous` is the SHA-256 of the announcement before it."""
+
+    version: int
+    ledger: str
+    tenant: str
+    workspace: str
+    agent: str
+    number: int
+    previous: str
+    inputs: list[Inputs]
+    effects: list[str]
+    state: str
+    confirmed: Confirmed
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Content).decode
+_json = msgspec.json.Encoder().encode
+
+
+def pack(content: Content) -> bytes:
+    return _pack(content)
+
+
+def unpack(data: bytes) -> Content:
+    return _unpack(data)
+
+
+# ---- keys
+
+
+def agent_name(tenant: str, workspace: str, agent: str) -> str:
+    """The full name of an agent, as chains and keys carry it."""
+    return f"{tenant}/{workspace}/{agent}"
+
+
+def identity_key(agent: str, identity: str) -> bytes:
+    """`agent` is the full name. Lengths are part of what is hashed, so that no two pairs meet."""
+    text = f"i{len(agent)}:{agent}{identity}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+
+
+def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
+    text = f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}{sequence}".encode()
+    return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+
+
+# ---- sums
+
+
+def element(agent: str, entry: Entry) -> bytes:
+    """What an entry adds to the state hash: identity, subject, content and outcome, not where it stood."""
+    head = (
+        f"{len(agent)}:{agent}{len(entry.identity)}:{entry.identity}{len(entry.subject)}:{entry.subject}{entry.outcome}"
+    )
+    return hashlib.blake2b(head.encode("utf-8", "surrogatepass") + entry.digest, digest_size=STATE_BYTES).digest()
+
+
+def position_element(entry: Entry) -> bytes:
+    """What an entry adds to the sum over positions and raw bodies."""
+    body = hashlib.blake2b(entry.body, digest_size=32).digest()
+    head = f"{len(entry.stream)}:{entry.stream}{entry.sequence}:".encode()
+    return hashlib.blake2b(head + body, digest_size=STATE_BYTES).digest()
+
+
+def add(state: bytes, elements: Sequence[bytes]) -> bytes:
+    """Sum lanes modulo 2^64. Any order, any grouping gives the same."""
+    lanes = struct.unpack(f"<{LANES * (len(elements) + 1)}Q", state + b"".join(elements))
+    return struct.pack(f"<{LANES}Q", *[sum(lanes[lane::LANES]) & LANE_MASK for lane in range(LANES)])
+
+
+# ---- blocks
+
+
+def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
+    """Closed ranges that cover exactly these numbers."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(set(sequences)):
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
+
+
+def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
+    """The positions of a block by stream and outcome."""
+    by_stream: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_stream.setdefault(entry.stream, []).append(entry)
+    return [_inputs(stream, part, sources[stream]) for stream, part in sorted(by_stream.items())]
+
+
+def _inputs(stream: str, entries: list[Entry], source: Source) -> Inputs:
+    by_outcome: dict[Outcome, list[int]] = {}
+    for entry in entries:
+        by_outcome.setdefault(entry.outcome, []).append(entry.sequence)
+    return Inputs(
+        stream,
+        source.created,
+        source.consumer,
+        source.filters,
+        source.start,
+        add(NO_STATE, [position_element(entry) for entry in entries]).hex(),
+        **{outcome.value: ranges(sequences) for outcome, sequences in by_outcome.items()},
+        listed=[(one.sequence, one.identity, one.digest.hex()) for one in entries] if source.is_work_queue else [],
+    )
+
+
+class Ledger(NamedTuple):
+    """Whose chain it is."""
+
+    id: str
+    tenant: str
+    workspace: str
+    agent: str
+
+    @property
+    def name(self) -> str:
+        return agent_name(self.tenant, self.workspace, self.agent)
+
+
+def next_block(
+    ledger: Ledger, head: Head, content: Content, sources: Mapping[str, Source], confirmed: Confirmed
+) -> tuple[Head, bytes]:
+    """The new end of the chain and the announcement of the block that makes it."""
+    counted = [entry for entry in content.entries if entry.outcome in COUNTED]
+    state = add(head.state, [element(ledger.name, entry) for entry in counted])
+    announcement = _json(
+        Announcement(
+            ANNOUNCEMENT_VERSION,
+            ledger.id,
+            ledger.tenant,
+            ledger.workspace,
+            ledger.agent,
+            head.number + 1,
+            head.hash.hex(),
+            inputs_of(content.entries, sources),
+            [effect.id for effect in content.effects],
+            state.hex(),
+            confirmed,
+        )
+    )
+    return Head(head.number + 1, hashlib.sha256(announcement).digest(), state), announcement
+
+
+def announcement_id(ledger_id: str, agent: str, number: int) -> str:
+    """`Nats-Msg-Id` of a block's announcement."""
+    text = f"{len(ledger_id)}:{ledger_id}{len(agent)}:{agent}{number}".encode()
+    return f"bl.{hashlib.sha256(text).hexdigest()[:40]}"
+
+
+# ---- retries
+
+
+def retry_delay_s(deliveries: int) -> float:
+    """How long to wait before the next delivery, by how many there were."""
+    return RETRY_DELAYS_S[min(max(deliveries, 1), len(RETRY_DELAYS_S)) - 1]
+
+
+def short_error(error: BaseException) -> str:
+    """One line that fits into a ledger row."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return " ".join(text.split())[:ERROR_CHARS_MAX]
