@@ -31,6 +31,8 @@ from oncewire.errors import (
     NotFound,
     OncewireError,
     PermissionDenied,
+    Refused,
+    TooLarge,
     Unavailable,
 )
 from oncewire.jetstream import protocol
@@ -76,23 +78,37 @@ def parse_reply(reply: bytes) -> Delivery:
         raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
     try:
         numbers = [int(token) for token in tokens[4 + shift : 9 + shift]]
+        stream, consumer = tokens[2 + shift].decode(), tokens[3 + shift].decode()
     except ValueError:
         raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery") from None
-    stream, consumer = tokens[2 + shift].decode(), tokens[3 + shift].decode()
     return Delivery(stream, consumer, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
 
 
 def nak_verb(delay_s: float = 0.0) -> bytes:
     """Redeliver after `delay_s`; 0 means at once, whatever the consumer's backoff says."""
-    if delay_s <= 0:
-        return NAK
-    return b'-NAK {"delay": %d}' % int(delay_s * 1e9)
+    delay_ns = int(delay_s * 1e9)
+    return b'-NAK {"delay": %d}' % delay_ns if delay_ns > 0 else NAK
+
+
+def _cut(text: str, bytes_max: int) -> bytes:
+    """At most so many bytes, without half a character at the end."""
+    return text.encode("utf-8", "replace")[:bytes_max].decode("utf-8", "ignore").encode()
 
 
 def term_verb(reason: str = "") -> bytes:
     """Never redeliver. The reason stands in the server's advisory."""
-    cleaned = " ".join(reason.split()).encode("utf-8", "replace")[:TERM_REASON_BYTES_MAX]
+    cleaned = _cut(" ".join(reason.split()), TERM_REASON_BYTES_MAX)
     return TERM + b" " + cleaned if cleaned else TERM
+
+
+def _is_for_good(text: str, *, is_untouched: bool) -> bool:
+    """Whether the same request would be refused for ever. A byte limit ends each request: only when it ends one that
+    brought nothing, the next message alone is too large for it."""
+    return "exceeded maxrequest" in text or ("exceeds maxbytes" in text and is_untouched)
+
+
+def _refusal(text: str) -> type[Refused]:
+    return TooLarge if "exceeds maxbytes" in text else Refused
 
 
 class Pull:
@@ -109,6 +125,7 @@ class Pull:
         batch_bytes: int = 0,
         expires_s: float = EXPIRES_S,
         heartbeat_s: float = HEARTBEAT_S,
+        fails_on_loss: bool = False,
     ) -> None:
         if not 1 <= batch <= BATCH_MAX or ahead < 1 or heartbeat_s * 2 > expires_s:
             raise ContractViolation(
@@ -121,6 +138,7 @@ class Pull:
         self._batch = batch
         self._ahead = ahead
         self._heartbeat_s = heartbeat_s
+        self._fails_on_loss = fails_on_loss
         request: dict[str, object] = {
             "batch": batch,
             "expires": int(expires_s * 1e9),
@@ -144,8 +162,6 @@ class Pull:
         self._is_probing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.missed_heartbeats = 0
-        self.losses = 0
-        """How often the connection broke: what was on its way then did not arrive."""
         self._sub = connection.subscribe((self._inbox + b"*").decode(), self._deliver, denied=self._fail)
         connection.listeners.append(self)
         self._watch()
@@ -258,11 +274,15 @@ class Pull:
         if status == 400:
             self._fail(ContractViolation(f"pull from {self.consumer} on {self.stream} refused: {text}"))
             return
-        owed = message.headers.get("Nats-Pending-Messages", "")
-        self._owed = max(0, self._owed - (int(owed) if owed.isdigit() else self._batch))
-        if status == 503 or (status == 409 and "leadership" in low):
+        told = message.headers.get("Nats-Pending-Messages", "")
+        unsent = int(told) if told.isdigit() else self._batch
+        if status == 409 and _is_for_good(low, is_untouched=unsent >= self._batch):
+            self._fail(_refusal(low)(f"pull from {self.consumer} on {self.stream} refused: {text}"))
+            return
+        self._owed = max(0, self._owed - unsent)
+        if status == 503 or (status == 409 and ("leadership" in low or "shutdown" in low)):
             self._probe()
-        elif status == 409:  # over a limit of the consumer: asking again at once would only spin
+        elif status == 409 and "maxbytes" not in low:  # too many wait: asking again at once would only spin
             self._later()
         self._ask()
         self._stir()
@@ -313,6 +333,7 @@ class Pull:
             log.warning("pull %s/%s: no heartbeat, asking again", self.stream, self.consumer)
             self._heard_at = now
             self._owed = 0
+            self._on_loss("no heartbeat")
             self._ask()
         self._timer = self._connection.loop.call_later(self._heartbeat_s, self._watch)
 
@@ -330,12 +351,17 @@ class Pull:
             self._ask_timer = None
         self._ask()
 
-    def on_lost(self, reason: str) -> None:  # noqa: ARG002 - the listener's shape
+    def on_lost(self, reason: str) -> None:
         self._owed = 0
-        self.losses += 1
         if self._connection.state is State.CLOSED:
             self.close()
+        self._on_loss(reason)
         self._stir()
+
+    def _on_loss(self, reason: str) -> None:
+        """What was on its way may be gone. Without acks nobody sends it again: an ordered reader must begin anew."""
+        if self._fails_on_loss and self._error is None:
+            self._fail(NotFound(f"deliveries of {self.consumer} may be lost: {reason}"))
 
     def on_denied(self, subject: str, error: PermissionDenied) -> None:
         if subject.encode() == self._next:
