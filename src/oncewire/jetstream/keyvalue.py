@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from oncewire.errors import Conflict, ContractViolation, NotFound
+from oncewire.errors import Conflict, ContractViolation, NotFound, TooLarge
 from oncewire.jetstream import codes
+from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import Outgoing
 from oncewire.jetstream.pull import parse_reply
 from oncewire.jetstream.reader import Start
@@ -100,13 +101,31 @@ class KeyValue:
         return ack.sequence
 
     async def entries(self, pattern: str = ">") -> list[Entry]:
-        """All values whose keys match, as one consistent picture."""
-        found = await self._client.get_last_of(self.stream, [self._prefix + pattern])
+        """All values whose keys match: one consistent picture, as long as the server puts them into one answer."""
+        try:
+            found = await self._client.get_last_of(self.stream, [self._prefix + pattern])
+        except TooLarge:
+            return await self._read_entries(pattern)
         entries = [
             Entry(one.subject.removeprefix(self._prefix), one.payload, one.sequence, _OPERATION in one.headers)
             for one in found
         ]
         return [entry for entry in entries if not entry.is_deleted]
+
+    async def _read_entries(self, pattern: str) -> list[Entry]:
+        entries: dict[str, Entry] = {}
+        start = Start(is_last_per_subject=True)
+        async with self._client.read(self.stream, subjects=[self._prefix + pattern], start=start) as reader:
+            pending = 1
+            while pending:
+                messages = await reader.fetch()
+                entries |= {entry.key: entry for entry in map(self._entry_of, messages)}
+                pending = parse_reply(messages[-1].reply).pending
+        return [entry for entry in entries.values() if not entry.is_deleted]
+
+    def _entry_of(self, message: Message) -> Entry:
+        key, is_deleted = message.subject.removeprefix(self._prefix), _OPERATION in message.headers
+        return Entry(key, message.payload, parse_reply(message.reply).sequence, is_deleted)
 
     async def watch(self, pattern: str = ">") -> AsyncIterator[Entry]:
         """Each key's present value, then every change, deletions included. Ends when the caller stops iterating."""
@@ -116,6 +135,4 @@ class KeyValue:
             reader = await stack.enter_async_context(reading)
             while True:
                 for message in await reader.fetch():
-                    key = message.subject.removeprefix(self._prefix)
-                    is_deleted = _OPERATION in message.headers
-                    yield Entry(key, message.payload, parse_reply(message.reply).sequence, is_deleted)
+                    yield self._entry_of(message)

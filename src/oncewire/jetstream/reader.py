@@ -10,14 +10,16 @@ A stream that was deleted and made again, or restored to an older state, cannot 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from oncewire.errors import Corrupt, NotFound, OncewireError
+from oncewire.errors import Corrupt, NotFound, OncewireError, Unavailable
 from oncewire.jetstream.options import State
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Pull, parse_reply
@@ -26,8 +28,14 @@ from oncewire.jetstream.requests import Requests
 READER_PREFIX: Final = "ow-reader-"
 INACTIVE_S: Final = 30.0
 READ_BATCH: Final = 500
+REOPEN_DELAY_S: Final = 0.05
+REOPEN_DELAY_MAX_S: Final = 2.0
 
 Api = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -87,19 +95,23 @@ class Reader:
                     await self._api(f"CONSUMER.DELETE.{self.stream}.{pull.consumer}", {})
 
     async def fetch(self, count: int = 0, *, timeout_s: float | None = None) -> list[Message]:
-        """The next messages in order, at most `count`; an empty list when none came within `timeout_s`."""
+        """The next messages in order, at most `count`; an empty list when none came within `timeout_s`.
+
+        Waits through outages. Raises Corrupt when the stream cannot be continued, NotFound when it is gone.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            if self._pull is None:
-                await self._open()
-            assert self._pull is not None
+            pull = self._pull or await self._renew(deadline)
+            if pull is None:
+                return []
             try:
-                messages = await self._pull.fetch(count, timeout_s=timeout_s)
-            except NotFound:  # the server restarted, or nobody pulled for a while: the consumer is gone
-                await self._reopen()
+                messages = await pull.fetch(count, timeout_s=_left(deadline))
+            except NotFound:  # the server restarted, something got lost, or nobody pulled for a while
+                await self._drop()
                 continue
             good = self._in_order(messages)
             if len(good) < len(messages):
-                await self._reopen()
+                await self._drop()
             if good or not messages:
                 return good
 
@@ -118,13 +130,30 @@ class Reader:
             self.sequence = delivery.sequence
         return messages
 
-    async def _reopen(self) -> None:
+    async def _drop(self) -> None:
         self.restarts += 1
         await self.close()
-        await self._open()
 
-    async def _open(self) -> None:
+    async def _renew(self, deadline: float | None) -> Pull | None:
+        """A new consumer behind what was handed out; None when the deadline passes before there is one."""
+        delay = REOPEN_DELAY_S
+        while True:
+            try:
+                async with asyncio.timeout(_left(deadline)):
+                    return await self._open()
+            except TimeoutError:
+                return None
+            except Unavailable:
+                if self._requests.connection.state in (State.CLOSED, State.DRAINING):
+                    raise
+            left = _left(deadline)
+            await asyncio.sleep(delay if left is None else min(delay, left))
+            delay = min(delay * 2, REOPEN_DELAY_MAX_S)
+
+    async def _open(self) -> Pull:
         info = await self._api(f"STREAM.INFO.{self.stream}", {})
+        if self._start.is_new_only and not self._created:
+            self.sequence = info["state"]["last_seq"]
         self._check_same(info)
         self._serial += 1
         name = f"{READER_PREFIX}{self._id}-{self._serial}"
@@ -138,17 +167,24 @@ class Reader:
             "replay_policy": "instant",
             "headers_only": self._headers_only,
         }
-        config |= self._position(info)
-        if len(self._subjects) == 1:
-            config["filter_subject"] = self._subjects[0]
-        elif self._subjects:
+        config |= self._position()
+        if len(self._subjects) > 1:
             config["filter_subjects"] = self._subjects
+        else:
+            config["filter_subject"] = self._subjects[0] if self._subjects else ">"
         body = {"stream_name": self.stream, "config": config, "action": "create"}
         await self._api(f"CONSUMER.CREATE.{self.stream}.{name}", body)
         self._expected = 1
         self._pull = Pull(
-            self._requests, self.stream, name, batch=self._batch, expires_s=15.0, heartbeat_s=self._heartbeat_s
+            self._requests,
+            self.stream,
+            name,
+            batch=self._batch,
+            expires_s=15.0,
+            heartbeat_s=self._heartbeat_s,
+            fails_on_loss=True,
         )
+        return self._pull
 
     def _check_same(self, info: dict[str, Any]) -> None:
         created, last = info["created"], info["state"]["last_seq"]
@@ -164,9 +200,7 @@ class Reader:
             )
         self._created = created
 
-    def _position(self, info: dict[str, Any]) -> dict[str, Any]:
-        if self._start.is_new_only and not self.sequence:
-            self.sequence = info["state"]["last_seq"]
+    def _position(self) -> dict[str, Any]:
         if self.sequence:
             return {"deliver_policy": "by_start_sequence", "opt_start_seq": self.sequence + 1}
         if self._start.is_last_per_subject:

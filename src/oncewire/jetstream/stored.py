@@ -23,6 +23,7 @@ from oncewire.errors import (
     ProtocolViolation,
     Refused,
     TimedOut,
+    TooLarge,
     Unavailable,
 )
 from oncewire.jetstream import codes, protocol
@@ -144,8 +145,11 @@ async def get_last_of(
     up_to_sequence: int = 0,
     timeout_s: float = GET_TIMEOUT_S,
 ) -> list[StoredMessage]:
-    """The last message of each subject that matches: one consistent picture, at `up_to_sequence` when given."""
-    request: dict[str, Any] = {"multi_last": list(subjects), "batch": GET_BATCH_MAX}
+    """The last message of each subject that matches: one consistent picture, at `up_to_sequence` when given.
+
+    TooLarge when more subjects match than the server puts into one answer (1,024).
+    """
+    request: dict[str, Any] = {"multi_last": list(subjects)}
     if up_to_sequence:
         request["up_to_seq"] = up_to_sequence
     return await _collect(connection, stream, request, timeout_s)
@@ -188,6 +192,8 @@ async def _collect(
         return []
     if status == 503:
         raise Unavailable(f"stream {stream} does not answer direct get", hint="Is allow_direct on, does it exist?")
+    if status == 413:
+        raise TooLarge(f"reading {stream}: {text}", hint="Ask for fewer subjects, or read the stream.")
     if status != 204:
         raise (OutcomeUnknown if status >= 500 else Refused)(f"reading {stream}: {status} {text}")
     return [parse_stored(message) for message in collector.messages]
