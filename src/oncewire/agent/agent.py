@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
 from oncewire.contracts import subjects
 from oncewire.errors import Refused
 from oncewire.ledger.rules import agent_name
+
+if TYPE_CHECKING:
+    from oncewire.agent.run import Runner
+    from oncewire.jetstream import Client
+    from oncewire.ledger.store import Store
 
 BATCH = 1_000
 CONCURRENCY = 64
@@ -92,6 +97,12 @@ class Agent:
             return run
 
         return register
+
+    def running(self, client: Client, store: Store, **options: Any) -> AbstractAsyncContextManager[Runner]:
+        """Run inside a service of your own: `async with agent.running(client, store):`. Leaving drains it."""
+        from oncewire.agent.run import running  # the loop is loaded only by those who run it
+
+        return running(self, client, store, **options)
 
     def _add(self, handler: Handler) -> None:
         if any(one.pattern == handler.pattern for one in self.handlers):
