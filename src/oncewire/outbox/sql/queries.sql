@@ -211,7 +211,7 @@ SELECT 'messages', count(*) FILTER (WHERE status = 'pending'), count(*) FILTER (
 
 -- name: stuck_conversations
 -- Conversations that wait for another attempt, at most $1, those that wait longest first.
-SELECT r.conversation_id, o.sequence, r.attempts, r.next_attempt_at, r.error, waiting.rows
+SELECT r.conversation_id::text, o.sequence, r.attempts, r.next_attempt_at, r.error, waiting.rows
     FROM conversation_relay r
     CROSS JOIN LATERAL (
         SELECT min(m.sequence) AS sequence FROM message_outbox m

@@ -1,0 +1,61 @@
+"""`oncewire relay`: publishes what PostgreSQL committed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import click
+
+from oncewire import outbox
+from oncewire.cli import face
+from oncewire.cli.board import Board
+from oncewire.cli.migrate import require_postgres
+from oncewire.jetstream import Client, options_from
+from oncewire.settings import Settings, mask_url
+
+
+@click.group()
+def relay() -> None:
+    """Publish what PostgreSQL committed, in order, once.
+
+    \b
+    Example:
+      oncewire relay run
+    """
+
+
+@relay.command()
+@click.option("--schema", default="", help="Schema of the tables (else the search path's first).")
+@face.setting_options("data", "nats_url", "postgres_url", "outbox_poll_interval_ms", "outbox_batch_size")
+@face.command
+def run(*, schema: str, as_json: bool, **flags: Any) -> None:
+    """Relay until Ctrl-C or SIGTERM. Run as many as you like, on as many machines.
+
+    \b
+    Examples:
+      oncewire relay run
+      ONCEWIRE_POSTGRES_URL=postgresql://app@db1,db2/app oncewire relay run --json
+    \b
+    While NATS or PostgreSQL is away it waits and counts no attempts. What it cannot publish is
+    shown by `oncewire outbox status`.
+    """
+    settings = face.load_here(flags).settings
+    face.run(_run(settings, require_postgres(settings), schema, as_json))
+
+
+async def _run(settings: Settings, url: str, schema: str, as_json: bool) -> None:
+    stop, board = asyncio.Event(), Board(as_json)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    options = outbox.options_of(settings, schema)
+    async with (
+        Client(options_from(settings, name="oncewire-relay")) as client,
+        outbox.relaying(client, url, options) as relay,
+    ):
+        board.line(f"relaying from {mask_url(url)} to {mask_url(settings.nats_url)}")
+        board.event("serving", nats_url=mask_url(settings.nats_url), postgres_url=mask_url(url))
+        await stop.wait()
+    board.line(f"published {relay.published} messages")
+    board.event("end", published=relay.published)
