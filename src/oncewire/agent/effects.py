@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -26,8 +26,7 @@ ADAPTER = "oncewire"
 DELAY_S_MAX = 366 * 24 * 3600
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(msgspec.Struct, frozen=True):
     """A message that follows from handling an input. Return one, a list of them, or None.
 
     On `evt.`, `cmd.`, `sr.` and the platform's subjects the payload is put into the envelope of that subject; `type`
@@ -85,9 +84,9 @@ def sending_of(effect: Effect, cause: Cause, index: int, stream: str) -> Sending
     """The message of an effect, under its stable id."""
     ledger = cause.ledger
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
-    headers = dict(effect.headers or {})
-    headers["traceparent"] = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
-    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream)
+    headers = dict(effect.headers) if effect.headers else None
+    trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
+    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream, trace)
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
@@ -100,12 +99,20 @@ def _span(id_: str) -> str:
     return id_[-16:]
 
 
+@lru_cache(maxsize=4096)
+def _carried_on(subject: str, tenant: str, workspace: str) -> tuple[Family | None, subjects.Address]:
+    """The envelope that a subject carries, and the owner that the envelope names."""
+    found = catalog.family(subject)
+    if found is Family.RUNTIME:
+        return found, subjects.parse(subject)
+    return found, subjects.Address("", tenant, workspace, (subject,))
+
+
 def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
-    family = catalog.family(effect.subject)
-    if family is Family.RUNTIME:
-        return runtime.encode_runtime(_envelope(effect, cause, id_, subjects.parse(effect.subject)))
-    if family is Family.MESSAGE:
-        address = subjects.Address("sr", cause.ledger.tenant, cause.ledger.workspace, (effect.subject,))
+    found, address = _carried_on(effect.subject, cause.ledger.tenant, cause.ledger.workspace)
+    if found is Family.RUNTIME:
+        return runtime.encode_runtime(_envelope(effect, cause, id_, address))
+    if found is Family.MESSAGE:
         return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
     return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
 

@@ -72,12 +72,12 @@ class Targets:
         self.last[stream] = info["state"]["last_seq"]
 
     def check_size(self, sending: Sending) -> None:
-        headers = sum(len(name) + len(value) + 4 for name, value in (sending.headers or {}).items())
-        self._client.connection.check_size(len(sending.payload) + headers + 128, DEAD_LETTER_RESERVE)
+        headers = sum(len(name) + len(value) + 4 for name, value in sending.headers.items()) if sending.headers else 0
+        self._client.connection.check_size(len(sending.payload) + headers + 256, DEAD_LETTER_RESERVE)
 
 
 def outgoing_of(sending: Sending) -> Outgoing:
-    return Outgoing(sending.subject, sending.payload, sending.id, sending.headers)
+    return Outgoing(sending.subject, sending.payload, sending.id, sending.headers, traceparent=sending.trace)
 
 
 class Outflow:
@@ -102,14 +102,21 @@ class Outflow:
         by_stream: dict[str, list[int]] = {}
         for index, sending in enumerate(everything):
             by_stream.setdefault(sending.stream, []).append(index)
-        parts = await asyncio.gather(*(self._part(everything, indexes) for indexes in by_stream.values()))
-        outcomes: dict[int, Any] = dict(itertools.chain.from_iterable(parts))
-        return self.marks(block, everything, outcomes)
+        parts = await asyncio.gather(*(self._part(block, everything, indexes) for indexes in by_stream.values()))
+        marks = sorted(itertools.chain.from_iterable(found for found, _ in parts))
+        return marks, next((error for _, error in parts if error), "")
 
-    async def _part(self, everything: list[Sending], indexes: list[int]) -> list[tuple[int, Any]]:
+    async def _part(self, block: int, everything: list[Sending], indexes: list[int]) -> tuple[list[Mark], str]:
         messages = [outgoing_of(everything[index]) for index in indexes]
         publish = self._client.publish_all if len(messages) >= ATOMIC_FROM else self._client.publish_many
-        return list(zip(indexes, await publish(messages), strict=True))
+        outcomes = await publish(messages)
+        is_one_run = indexes[-1] - indexes[0] + 1 == len(indexes)
+        last = outcomes[-1]
+        if is_one_run and isinstance(last, PubAck) and all(type(outcome) is PubAck for outcome in outcomes):
+            highest = max(outcome.sequence for outcome in outcomes if isinstance(outcome, PubAck))
+            self._targets.last[last.stream] = max(self._targets.last.get(last.stream, 0), highest)
+            return [Mark(block, indexes[0], indexes[-1], last.stream, highest)], ""
+        return self.marks(block, everything, dict(zip(indexes, outcomes, strict=True)))
 
     def marks(self, block: int, everything: Sequence[Sending], outcomes: dict[int, Any]) -> tuple[list[Mark], str]:
         """Confirmed effects as ranges of one stream each, and the first error."""

@@ -83,6 +83,7 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     expected_stream: str = ""
     expected_last_sequence: int | None = None
     expected_last_subject_sequence: int | None = None
+    traceparent: str = ""
 
     @property
     def may_repeat(self) -> bool:
@@ -98,14 +99,18 @@ _decode_json = msgspec.json.Decoder(dict[str, object]).decode
 
 def encode_header(message: Outgoing, extra: str = "") -> bytes:
     """The header block of a message; `extra` are lines of our own, already in wire form."""
-    has_plain_id = message.msg_id.isascii() and message.msg_id.isprintable()
+    trace = message.traceparent
+    plain = message.msg_id + trace
     if (
-        has_plain_id
-        and not message.headers
+        not message.headers
+        and plain.isascii()
+        and plain.isprintable()
         and not message.expected_stream
         and message.expected_last_sequence is None
         and message.expected_last_subject_sequence is None
     ):
+        if trace:
+            extra = f"traceparent: {trace}\r\n{extra}"
         if message.msg_id:
             return f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\n{extra}\r\n".encode()
         return f"NATS/1.0\r\n{extra}\r\n".encode() if extra else b""
@@ -117,6 +122,8 @@ def _all_headers(message: Outgoing) -> dict[str, str]:
     headers = dict(message.headers or {})
     if message.msg_id:
         headers[protocol.MSG_ID] = message.msg_id
+    if message.traceparent:
+        headers["traceparent"] = message.traceparent
     if message.expected_stream:
         headers["Nats-Expected-Stream"] = message.expected_stream
     if message.expected_last_sequence is not None:

@@ -80,6 +80,7 @@ class Sending(msgspec.Struct, array_like=True, frozen=True, gc=False):
     payload: bytes
     headers: dict[str, str] | None
     stream: str
+    trace: str = ""
 
 
 class Delayed(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -205,9 +206,8 @@ def element(agent: str, entry: Entry) -> bytes:
 
 def position_element(entry: Entry) -> bytes:
     """What an entry adds to the sum over positions and raw bodies."""
-    body = hashlib.blake2b(entry.body, digest_size=32).digest()
     head = f"{len(entry.stream)}:{entry.stream}{entry.sequence}:".encode()
-    return hashlib.blake2b(head + body, digest_size=STATE_BYTES).digest()
+    return hashlib.blake2b(head + entry.body, digest_size=STATE_BYTES).digest()
 
 
 def add(state: bytes, elements: Sequence[bytes]) -> bytes:
