@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,8 +122,13 @@ class PostgresServer:
 
     def migrated(self) -> PostgresServer:
         """With a template database that holds all tables."""
-        asyncio.run(_execute(self.url(), f"CREATE DATABASE {TEMPLATE}"))
-        asyncio.run(migrate(self.url(TEMPLATE)))
+
+        async def make() -> None:
+            await _execute(self.url(), f"CREATE DATABASE {TEMPLATE}")
+            await migrate(self.url(TEMPLATE))
+
+        with ThreadPoolExecutor(1) as thread:  # the caller may be inside a loop of its own
+            thread.submit(lambda: asyncio.run(make())).result()
         return self
 
     async def new_database(self) -> str:
