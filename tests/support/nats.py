@@ -134,7 +134,8 @@ class Cluster:
 
     SIZE = 3
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, grace_ms: int) -> None:
+        self._grace_ms = grace_ms
         routes = [free_port() for _ in range(self.SIZE)]
         addresses = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
         self.servers = [
@@ -142,12 +143,11 @@ class Cluster:
             for index, route in enumerate(routes)
         ]
 
-    @staticmethod
-    def _config(route: int, addresses: str) -> str:
+    def _config(self, route: int, addresses: str) -> str:
         return f"""
             cluster {{ name: "test", listen: "127.0.0.1:{route}", routes: [{addresses}] }}
             lame_duck_duration: "30s"
-            lame_duck_grace_period: "500ms"
+            lame_duck_grace_period: "{self._grace_ms}ms"
         """
 
     @property
@@ -170,9 +170,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def nats_cluster() -> Iterator[Cluster]:
+def nats_cluster(*, grace_ms: int = 500) -> Iterator[Cluster]:
+    """`grace_ms`: how long a lame duck waits before it begins to close connections."""
     with tempfile.TemporaryDirectory(prefix="ow-cluster-") as folder:
-        cluster = Cluster(Path(folder))
+        cluster = Cluster(Path(folder), grace_ms=grace_ms)
         try:
             yield cluster.start()
         finally:
