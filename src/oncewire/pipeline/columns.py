@@ -1,0 +1,156 @@
+"""Turns located messages into Arrow columns: one copy from the receive buffer, no Python object per message.
+
+    stream string · subject string · sequence long · timestamp timestamp (micros, UTC) · payload binary
+    headers array<struct<key string, value binary>>, when asked for
+
+Arrays are built from buffers: `pa.array` and `pa.scalar` would import pandas, which costs each new Spark worker more
+than a second. Subjects and payloads are the bytes of the wire; a header's value is trimmed as the client trims it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncewire.jetstream.protocol import CRLF
+
+if TYPE_CHECKING:
+    from oncewire.pipeline.frames import Bytes, Cuts, Ints
+
+COLUMNS = ("stream", "subject", "sequence", "timestamp", "payload", "headers")
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+_CUTS_PER_MESSAGE = 5
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message that the exact parser read."""
+
+    subject: bytes
+    sequence: int
+    timestamp_ns: int
+    header_raw: bytes
+    payload: bytes
+
+
+class Columns:
+    """Makes batches of the columns that the user's schema asks for, in that order and of exactly those types."""
+
+    def __init__(self, stream: str, schema: Any) -> None:
+        self.schema = schema
+        self.names: list[str] = schema.names
+        self._stream = binaries([stream.encode()], pa.string())
+
+    def of_cuts(self, buffer: Bytes, cuts: Cuts) -> Any:
+        """A batch of proven messages."""
+        edges = (cuts.subject_start, cuts.subject_end, cuts.header_start, cuts.payload_start, cuts.payload_end)
+        offsets = np.column_stack(edges).astype(np.int32).ravel()
+        every = pa.Array.from_buffers(
+            pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
+        )
+
+        def taken(place: int) -> Any:
+            return every.take(integers(np.arange(place, len(offsets), _CUTS_PER_MESSAGE, dtype=np.int32)))
+
+        made = {
+            "subject": lambda: retyped(taken(0), pa.string()),
+            "headers": lambda: header_lists(taken(2)),
+            "payload": lambda: taken(3),
+        }
+        return self._batch(cuts.sequence, cuts.timestamp_ns, made)
+
+    def of_rows(self, rows: Sequence[Row]) -> Any:
+        """A batch of messages that the exact parser read."""
+        made = {
+            "subject": lambda: binaries([row.subject for row in rows], pa.string()),
+            "headers": lambda: header_lists(binaries([row.header_raw for row in rows])),
+            "payload": lambda: binaries([row.payload for row in rows]),
+        }
+        sequences = np.array([row.sequence for row in rows], np.int64)
+        return self._batch(sequences, np.array([row.timestamp_ns for row in rows], np.int64), made)
+
+    def _batch(self, sequence: Ints, timestamp_ns: Ints, made: dict[str, Any]) -> Any:
+        made["stream"] = lambda: self._stream.take(integers(np.zeros(len(sequence), np.int32)))
+        made["sequence"] = lambda: integers(sequence)
+        made["timestamp"] = lambda: integers(timestamp_ns // 1_000, TIMESTAMP)
+        return pa.RecordBatch.from_arrays([made[name]() for name in self.names], schema=self.schema)
+
+
+def integers(values: Ints | Any, kind: Any = None) -> Any:
+    values = np.ascontiguousarray(values)
+    kind = kind or (pa.int32() if values.dtype == np.int32 else pa.int64())
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
+def binaries(values: Sequence[bytes], kind: Any = None) -> Any:
+    """A binary (or string) array of these values."""
+    offsets = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
+    return pa.Array.from_buffers(kind or pa.binary(), len(values), buffers)
+
+
+def retyped(array: Any, kind: Any) -> Any:
+    """The same bytes under another type of the same layout."""
+    return pa.Array.from_buffers(kind, len(array), array.buffers(), offset=array.offset)
+
+
+def contents(array: Any) -> tuple[Ints, Bytes]:
+    """Offsets and bytes of a binary array."""
+    _, offsets, values = array.buffers()
+    ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    return ends, np.frombuffer(values, np.uint8) if values else np.empty(0, np.uint8)
+
+
+def header_lists(blocks: Any) -> Any:
+    """Header blocks (`NATS/1.0 CRLF name: value CRLF … CRLF`) as lists of key and value, in order, doubles kept."""
+    ends, values = contents(blocks)
+    first = int(ends[0])
+    values, ends = values[first : int(ends[-1])], ends - first
+    lines, row_of_line = _header_lines(values, ends)
+    colons = np.flatnonzero(values == ord(":"))
+    following = np.searchsorted(colons, lines[:, 0])
+    colon = colons[np.minimum(following, len(colons) - 1)] if len(colons) else np.zeros(len(lines), np.int64)
+    is_pair = (following < len(colons)) & (colon < lines[:, 1])
+    lines, colon, row_of_line = lines[is_pair], colon[is_pair], row_of_line[is_pair]
+    offsets = np.zeros(len(blocks) + 1, np.int32)
+    np.cumsum(np.bincount(row_of_line, minlength=len(blocks)), out=offsets[1:])
+    pairs = _pairs(values, lines, colon)
+    return pa.ListArray.from_arrays(integers(offsets), pairs, type=HEADERS)
+
+
+def _header_lines(values: Bytes, ends: Ints) -> tuple[Ints, Ints]:
+    """Start and end of each line but the first of its block, and the block that it stands in."""
+    breaks = np.flatnonzero(values[:-1] == CRLF[0]) if len(values) else np.empty(0, np.int64)
+    breaks = breaks[values[breaks + 1] == CRLF[1]]
+    block = np.searchsorted(ends, breaks, side="right") - 1
+    is_next = block[1:] == block[:-1]  # a line goes from one break to the next one of the same block
+    lines = np.column_stack((breaks[:-1] + 2, breaks[1:]))[is_next]
+    return lines, block[1:][is_next]
+
+
+def _pairs(values: Bytes, lines: Ints, colon: Ints) -> Any:
+    cuts = np.column_stack((lines[:, 0], colon, colon + 1, lines[:, 1])).astype(np.int32).ravel()
+    count = len(lines)
+    if not count:
+        return pa.StructArray.from_arrays([binaries([], pa.string()), binaries([])], fields=list(HEADERS.value_type))
+    every = pa.Array.from_buffers(pa.binary(), 4 * count - 1, [None, pa.py_buffer(cuts), pa.py_buffer(values)])
+    keys = every.take(integers(np.arange(0, 4 * count, 4, dtype=np.int32)))
+    given = every.take(integers(np.arange(2, 4 * count, 4, dtype=np.int32)))
+    trimmed = retyped(pc.ascii_trim_whitespace(retyped(given, pa.string())), pa.binary())
+    return pa.StructArray.from_arrays([readable(keys), trimmed], fields=list(HEADERS.value_type))
+
+
+def readable(keys: Any) -> Any:
+    """Names as text. A name that is no UTF-8 shows its bad bytes as signs, since Spark's strings must be text."""
+    _, values = contents(keys)
+    if not (values > 127).any():
+        return retyped(keys, pa.string())
+    names = [name.decode("utf-8", "replace").encode() for name in keys.to_pylist()]
+    return binaries(names, pa.string())

@@ -1,0 +1,255 @@
+"""Finds the messages in what a socket gave with numpy, and proves that they are the messages. No socket, no clock.
+
+A delivery of a pull consumer is one line, then counted bytes:
+
+    MSG  <subject> <sid> <reply> <size>            CRLF  payload          CRLF
+    HMSG <subject> <sid> <reply> <head> <size>     CRLF  headers payload  CRLF
+    reply: $JS.ACK.<stream>.<consumer>.<deliveries>.<sequence>.<consumer sequence>.<time in ns>.<pending>
+
+Every line of the buffer that ends like that is a *candidate*, also one inside a payload that only looks like a frame.
+The proof is the chain: the buffer begins at a frame; a frame's own size says where the next one begins; so a candidate
+is a frame exactly when a chain of frames from the start of the buffer leads to it. Whole runs of candidates that follow
+each other without a break are taken at once.
+
+What no candidate explains (a PING, a status of the server, an answer to a request, an odd spelling) goes to the
+client's own parser, up to the next candidate at which that parser stands between two frames: from there on the chain
+is proven again. A buffer never needs to be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from oncewire.jetstream.protocol import Event, Parser
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+Bits = NDArray[np.bool_]
+
+SIZE_DIGITS_MAX = 8
+"""64 MiB have eight digits: longer sizes are for the exact parser to refuse."""
+NUMBER_DIGITS_MAX = 19
+"""Nanoseconds since 1970 have that many; what does not fit into 63 bits shows as negative."""
+LINE_BYTES_MIN = 4
+_WORD = 8
+_CR, _LF, _BLANK, _DOT, _ZERO = 13, 10, 32, 46, 48
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Proven messages as positions in one buffer, a row each. Nothing is copied yet."""
+
+    subject_start: Ints
+    subject_end: Ints
+    header_start: Ints
+    payload_start: Ints
+    payload_end: Ints
+    sequence: Ints
+    consumer_sequence: Ints
+    timestamp_ns: Ints
+    pending: Ints
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def first(self, count: int) -> Cuts:
+        return Cuts(**{name: column[:count] for name, column in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What every delivery to one reader has in common: the bytes between its subject and its numbers."""
+
+    between: bytes
+
+    @classmethod
+    def of(cls, sid: int, reply: bytes) -> Expected:
+        """From the reply of any delivery: all of them share everything before their five numbers."""
+        return cls(b" %d %b." % (sid, reply.rsplit(b".", 5)[0]))
+
+
+Piece = Cuts | list[Event]
+"""In the order of the stream: messages that were proven, or what the exact parser made of the rest."""
+
+
+def split(buffer: Bytes, expected: Expected | None) -> tuple[list[Piece], int]:
+    """All complete frames of a buffer that begins at a frame, and how many bytes they take."""
+    found = _Candidates.find(buffer, expected) if expected and len(buffer) >= 4 * _WORD else None
+    pieces: list[Piece] = []
+    position = 0
+    while position < len(buffer):
+        run = found.run_at(position) if found else None
+        if found and run:
+            pieces.append(found.cuts(*run))
+            position = int(found.ends[run[1] - 1])
+            continue
+        events, reached, is_complete = _exact(buffer, position, found)
+        if events:
+            pieces.append(events)
+        position = reached
+        if not is_complete:
+            break
+    return pieces, position
+
+
+def _exact(buffer: Bytes, position: int, found: _Candidates | None) -> tuple[list[Event], int, bool]:
+    """The exact parser from `position` to the next candidate where it stands between frames, or to the end."""
+    parser = Parser()
+    events: list[Event] = []
+    for stop in found.starts_after(position) if found else [len(buffer)]:
+        events += parser.feed(buffer[position:stop].tobytes())
+        position = stop
+        if not parser.held_bytes:
+            return events, position, True
+    return events, position - parser.held_bytes, False
+
+
+class _Candidates:
+    """Every line of the buffer that ends like a delivery and whose bytes are all there."""
+
+    def __init__(self, buffer: Bytes, starts: Ints, ends: Ints, columns: dict[str, Any]) -> None:
+        self.buffer = buffer
+        self.starts = starts
+        self.ends = ends
+        self._columns = columns
+        self._breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
+        """Where a candidate does not begin at the end of the one before it."""
+
+    @classmethod
+    def find(cls, buffer: Bytes, expected: Expected) -> _Candidates:
+        starts, line_ends = _lines(buffer)
+        first = buffer[starts]
+        is_headed = first == ord("H")
+        at = np.flatnonzero(is_headed | (first == ord("M")))
+        return _parsed(buffer, starts[at], line_ends[at], is_headed[at], expected)
+
+    def run_at(self, position: int) -> tuple[int, int] | None:
+        """The candidates that chain from `position`, as a half-open range; None when none begins there."""
+        first = int(np.searchsorted(self.starts, position))
+        if first == len(self.starts) or self.starts[first] != position:
+            return None
+        following = int(np.searchsorted(self._breaks, first, side="right"))
+        return first, int(self._breaks[following]) if following < len(self._breaks) else len(self.starts)
+
+    def starts_after(self, position: int) -> Iterator[int]:
+        for index in range(int(np.searchsorted(self.starts, position, side="right")), len(self.starts)):
+            yield int(self.starts[index])
+        yield len(self.buffer)
+
+    def cuts(self, first: int, end: int) -> Cuts:
+        return Cuts(**{name: column[first:end] for name, column in self._columns.items()})
+
+
+def _lines(buffer: Bytes) -> tuple[Ints, Ints]:
+    """Start and end of everything that stands between two CRLF: lines, and pieces of payloads."""
+    ends = np.flatnonzero(buffer[:-1] == _CR)
+    ends = ends[buffer[ends + 1] == _LF]
+    starts = np.empty_like(ends)
+    starts[:1] = 0
+    starts[1:] = ends[:-1] + 2
+    is_long = ends - starts >= LINE_BYTES_MIN
+    return starts[is_long], ends[is_long]
+
+
+def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expected: Expected) -> _Candidates:
+    """Read the numbers of each line from its end backwards; drop the lines that are not deliveries."""
+    size, at, is_good = _number_before(buffer, line_ends, SIZE_DIGITS_MAX)
+    head, at, is_good = _head_before(buffer, at, is_headed, is_good, size)
+    at, is_good = _expect(buffer, at, _BLANK, is_good)
+    pending, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    at, is_good = _expect(buffer, at, _DOT, is_good & good)
+    timestamp_ns, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    at, is_good = _expect(buffer, at, _DOT, is_good & good)
+    consumer_sequence, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    at, is_good = _expect(buffer, at, _DOT, is_good & good)
+    sequence, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    at, is_good = _expect(buffer, at, _DOT, is_good & good)
+    _, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    subject_start = starts + 4 + is_headed
+    subject_end = at - len(expected.between)
+    is_good &= good & (subject_end > subject_start) & _has_before(buffer, at, expected.between)
+    is_good &= _has_before(buffer, subject_start, b"MSG ")
+    payload_end = line_ends + 2 + size
+    is_good &= _has_crlf(buffer, payload_end)
+    is_good &= _are_tokens(buffer, subject_start, subject_end, is_good)
+    keep = np.flatnonzero(is_good)
+    columns = {
+        "subject_start": subject_start[keep],
+        "subject_end": subject_end[keep],
+        "header_start": line_ends[keep] + 2,
+        "payload_start": line_ends[keep] + 2 + head[keep],
+        "payload_end": payload_end[keep],
+        "sequence": sequence[keep],
+        "consumer_sequence": consumer_sequence[keep],
+        "timestamp_ns": timestamp_ns[keep],
+        "pending": pending[keep],
+    }
+    return _Candidates(buffer, starts[keep], payload_end[keep] + 2, columns)
+
+
+def _number_before(buffer: Bytes, end: Ints, digits_max: int) -> tuple[Ints, Ints, Bits]:
+    """The decimal number that ends before `end`: its value, where it begins, and whether there is one that fits."""
+    value = np.zeros(len(end), np.int64)
+    digits = np.zeros(len(end), np.int64)
+    is_digit = np.ones(len(end), np.bool_)
+    scale = 1
+    for back in range(1, digits_max + 1):
+        digit = buffer[np.maximum(end - back, 0)] - np.uint8(_ZERO)
+        is_digit &= (digit < 10) & (end >= back)
+        if not is_digit.any():
+            break
+        value += np.where(is_digit, digit, 0) * np.int64(scale)
+        digits += is_digit
+        scale *= 10
+    return value, end - digits, (digits > 0) & (value >= 0)
+
+
+def _head_before(buffer: Bytes, at: Ints, is_headed: Bits, is_good: Bits, size: Ints) -> tuple[Ints, Ints, Bits]:
+    """The length of the headers, on the lines that have them."""
+    head = np.zeros(len(at), np.int64)
+    rows = np.flatnonzero(is_headed)
+    if len(rows):
+        stop, good = _expect(buffer, at[rows], _BLANK, is_good[rows])
+        head[rows], at[rows], found = _number_before(buffer, stop, SIZE_DIGITS_MAX)
+        is_good[rows] = good & found & (head[rows] <= size[rows])
+    return head, at, is_good
+
+
+def _expect(buffer: Bytes, at: Ints, byte: int, is_good: Bits) -> tuple[Ints, Bits]:
+    """Step back over one byte that must be this one."""
+    before = np.maximum(at - 1, 0)
+    return before, is_good & (buffer[before] == byte)
+
+
+def _has_before(buffer: Bytes, end: Ints, wanted: bytes) -> Bits:
+    """Whether exactly these bytes stand before each position, compared eight at a time."""
+    is_there = end >= len(wanted)
+    first = np.where(is_there, end - len(wanted), 0)
+    width = min(_WORD, len(wanted))
+    kind = np.dtype(f"<u{width}") if width in (4, 8) else np.dtype(np.uint8)
+    words = np.ndarray((len(buffer) - kind.itemsize + 1,), kind, buffer, strides=(1,))  # type: ignore[call-overload]
+    for offset in [*range(0, len(wanted) - kind.itemsize, kind.itemsize), len(wanted) - kind.itemsize]:
+        word = np.frombuffer(wanted, kind, count=1, offset=offset)[0]
+        is_there &= words[np.minimum(first + offset, len(words) - 1)] == word
+    return is_there
+
+
+def _has_crlf(buffer: Bytes, at: Ints) -> Bits:
+    is_inside = at + 2 <= len(buffer)
+    safe = np.where(is_inside, at, 0)
+    return is_inside & (buffer[safe] == _CR) & (buffer[safe + 1] == _LF)
+
+
+def _are_tokens(buffer: Bytes, start: Ints, end: Ints, is_good: Bits) -> Bits:
+    """Whether a subject is free of blanks and control characters, which would make it several words."""
+    rows = np.flatnonzero(is_good)
+    result = np.zeros(len(is_good), np.bool_)
+    if len(rows):
+        edges = np.column_stack((start[rows], end[rows])).ravel()  # in order: lines do not overlap
+        result[rows] = np.minimum.reduceat(buffer, edges)[::2] > _BLANK
+    return result

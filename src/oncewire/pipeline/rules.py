@@ -1,0 +1,210 @@
+"""What an offset is, what a loss is, and how a range is cut into partitions. Pure: no clock, no I/O.
+
+An offset is the *next* stream sequence, with two witnesses: the stream's creation time, and the time of the last
+message before the offset. Sequences alone prove nothing: a stream that was deleted and made anew counts from 1 again,
+and one that was restored to an older state keeps its creation time and hands its sequences out a second time.
+
+    found                                                    it is
+    another creation time                                    recreated
+    the last sequence is below the last one read             went back
+    the message before the offset has another time           went back (its sequence was given out again)
+    the first sequence is above the offset                   trimmed: by age, size, count, or a purge
+    the same, on a stream with limits per subject or TTL     limit: what the stream was made to do, no loss
+    a sequence is missing between two others                 deleted: legitimate, no loss
+
+Messages before the offset may be gone: they were read. Everything else stops the query, unless it was told to go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from oncewire.errors import Corrupt, Refused
+
+PARTITION_RECORDS = 100_000
+"""One partition's share of a range. A constant, so that a range that is read again is cut the same way."""
+ZERO_TIME = "0001-01-01T00:00:00Z"
+
+Cause = Literal["recreated", "went back", "trimmed", "limit"]
+
+
+@dataclass(frozen=True)
+class Offset:
+    """The next sequence to read, and what must still be true of the stream when it is read."""
+
+    sequence: int
+    created: str
+    timestamp: str = ""
+    """Of the last message before `sequence`; '' when there was none."""
+    is_earliest: bool = False
+    """Begin with whatever is oldest when the reading begins: what was trimmed until then was never asked for."""
+
+    def to_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = {"sequence": self.sequence, "created": self.created, "timestamp": self.timestamp}
+        return {**shown, "earliest": True} if self.is_earliest else shown
+
+    @classmethod
+    def from_dict(cls, shown: dict[str, Any]) -> Offset:
+        try:
+            return cls(
+                int(shown["sequence"]),
+                str(shown["created"]),
+                str(shown.get("timestamp", "")),
+                bool(shown.get("earliest", False)),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise Corrupt(
+                f"the checkpoint holds an offset that is none of this source's: {shown!r}",
+                hint="Was the checkpoint written by another source? Use a checkpoint location of its own.",
+            ) from None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the leader says about the stream."""
+
+    name: str
+    created: str
+    first: int
+    """The first sequence that is stored; one above the last when nothing is."""
+    last: int
+    last_time: str
+    messages: int
+    size_bytes: int
+    retention: str
+    has_subject_limits: bool
+    """Per-subject limits or message TTL: the stream itself removes messages from its middle and its head."""
+
+    @property
+    def next(self) -> int:
+        return self.last + 1
+
+    @classmethod
+    def of(cls, info: dict[str, Any]) -> Facts:
+        state, config = info["state"], info["config"]
+        last_time = str(state.get("last_ts") or ZERO_TIME)
+        return cls(
+            name=config["name"],
+            created=info["created"],
+            first=max(1, state["first_seq"] if state["messages"] else state["last_seq"] + 1),
+            last=state["last_seq"],
+            last_time="" if last_time.startswith(ZERO_TIME[:10]) else show_time(parse_time_ns(last_time)),
+            messages=state["messages"],
+            size_bytes=state["bytes"],
+            retention=config.get("retention", "limits"),
+            has_subject_limits=config.get("max_msgs_per_subject", 0) > 0 or bool(config.get("allow_msg_ttl")),
+        )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A range that cannot be read any more: [first, end) in sequences, and why."""
+
+    stream: str
+    cause: Cause
+    first: int
+    end: int
+    detail: str
+
+    @property
+    def sentence(self) -> str:
+        if self.cause in ("trimmed", "limit"):
+            return f"sequences {self.first} to {self.end - 1} of stream {self.stream} are gone: {self.detail}"
+        return f"stream {self.stream} is not the one that was read before: {self.detail}"
+
+    def error(self) -> Corrupt:
+        return Corrupt(
+            self.sentence,
+            hint="Find out whether the loss matters. To go on behind it, restart once with failOnDataLoss=false; "
+            "to read everything that is there, use a new checkpoint location with startingOffsets=earliest.",
+        )
+
+
+def refuse_queue(facts: Facts) -> None:
+    """A work queue gives each message to one worker and then forgets it: nothing is left for a second reader."""
+    if facts.retention == "workqueue":
+        raise Refused(
+            f"stream {facts.name} is a work queue, and a work queue cannot be read: each message belongs to the one "
+            "worker that takes it and is deleted when that worker acks, so a second reader would take work away or "
+            "find nothing, and mirroring or sourcing the queue drains it",
+            hint="Read what the agents did from the stream LEDGER, or declare this stream with retention = "
+            '"limits" in its catalog file: one durable per agent still gives each message to one worker.',
+        )
+
+
+def find_loss(start: Offset, facts: Facts, time_before: str | None) -> Loss | None:
+    """What is wrong with going on from `start`. `time_before`: of the message start.sequence - 1, None if it is gone."""
+    if start.created != facts.created:
+        detail = f"it was created at {facts.created}, the checkpoint knows one from {start.created}"
+        return Loss(facts.name, "recreated", start.sequence, facts.next, detail)
+    if facts.last < start.sequence - 1:
+        detail = f"it ends at sequence {facts.last}, and {start.sequence - 1} was read"
+        return Loss(facts.name, "went back", facts.next, start.sequence, detail)
+    if start.timestamp and time_before is not None and time_before != start.timestamp:
+        detail = f"message {start.sequence - 1} has the time {time_before}, the one that was read had {start.timestamp}"
+        return Loss(facts.name, "went back", start.sequence, facts.next, detail)
+    if facts.first > start.sequence and not start.is_earliest:
+        return trimmed(facts, start.sequence, facts.first)
+    return None
+
+
+def trimmed(facts: Facts, first: int, end: int) -> Loss:
+    """Messages that were there to be read and are not any more."""
+    if facts.has_subject_limits and facts.messages:
+        return Loss(facts.name, "limit", first, end, "its limits per subject or TTL removed them")
+    detail = f"it now begins at {facts.first}; age, size or count limits or a purge removed them before they were read"
+    return Loss(facts.name, "trimmed", first, end, detail)
+
+
+def records_limit(facts: Facts, records_max: int, bytes_max: int) -> int:
+    """How many sequences one trigger may take; 0 for all. Bytes are counted by the stream's mean message size."""
+    limits = [records_max] if records_max else []
+    if bytes_max:
+        mean = max(1, facts.size_bytes // max(1, facts.messages))
+        limits.append(max(1, bytes_max // mean))
+    return min(limits) if limits else 0
+
+
+def partition_count(records: int, partitions_min: int) -> int:
+    return min(max(-(-records // PARTITION_RECORDS), partitions_min), max(records, 1))
+
+
+def cut(first: int, end: int, count: int) -> list[tuple[int, int]]:
+    """[first, end) in `count` parts that differ by one at most."""
+    size = end - first
+    edges = [first + size * part // count for part in range(count + 1)]
+    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+
+
+def unread(gaps: Sequence[tuple[int, int]], facts: Facts) -> Loss | None:
+    """The loss among what did not come: whatever lies below the stream's first sequence was trimmed, not deleted."""
+    lost = [(first, min(end, facts.first)) for first, end in gaps if first < facts.first]
+    return trimmed(facts, lost[0][0], lost[-1][1]) if lost else None
+
+
+def backlog(progress: dict[str, Any]) -> int:
+    """How many sequences a query's source has not read yet, from `StreamingQuery.lastProgress`."""
+    total = 0
+    for source in progress.get("sources", []):
+        latest, end = source.get("latestOffset"), source.get("endOffset")
+        if isinstance(latest, dict) and isinstance(end, dict):
+            total += max(0, int(latest.get("sequence", 0)) - int(end.get("sequence", 0)))
+    return total
+
+
+def parse_time_ns(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time, exactly: a datetime would cut them to microseconds."""
+    whole, dot, rest = text.partition(".")
+    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if dot else ""
+    zone = (rest[len(digits) :] if dot else whole[19:]) or "Z"
+    seconds = int(datetime.fromisoformat(whole[:19] + zone).timestamp())
+    return seconds * 1_000_000_000 + int(digits.ljust(9, "0")[:9] or 0)
+
+
+def show_time(timestamp_ns: int) -> str:
+    """RFC 3339 in UTC with all nine digits, so that equal times have equal texts."""
+    seconds, nanos = divmod(timestamp_ns, 1_000_000_000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{nanos:09d}Z"
