@@ -1,0 +1,239 @@
+"""An agent beside what a user would write: one effect per input, SQLite with synchronous FULL, input on `evt.>`.
+
+    plain loop        nats-py, one SQLite transaction per message, publish, ack
+    on nats-py        our protocol and batch size (ledger, blocks, stable ids), nats-py with single confirmed publishes
+    FastStream        the same handler, no ledger at all: nothing is kept once
+    oncewire          the agent as `oncewire agent run` runs it
+
+Each figure counts inputs whose effect stands in its stream and whose ack the server has taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import itertools
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats
+import uvloop
+from tests.support.nats import nats_server
+
+import oncewire
+from benchmarks.measure import ratio, table, take_turns, verdict
+from oncewire.agent import Agent, Effect
+from oncewire.agent.batch import GroupCommit, Limits
+from oncewire.agent.outflow import Targets, now_ms
+from oncewire.agent.read import Reading
+from oncewire.agent.run import Runner
+from oncewire.agent.sources import open_source
+from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
+from oncewire.jetstream import Client, Outgoing
+from oncewire.jetstream.protocol import Message, encode_headers
+from oncewire.ledger.sqlite import SqliteStore
+from oncewire.topology import init_streams
+
+INPUTS = 20_000
+INPUTS_PLAIN = 1_000
+ROUNDS = 3
+BATCH = 1_000
+IN = "evt.default.bench.orders.placed"
+OUT = "evt.default.bench.billing.charged"
+
+
+class Order(msgspec.Struct):
+    order: int
+    note: str
+
+
+def handle(_: Any, order: Order) -> Effect:
+    return Effect(OUT, {"order": order.order})
+
+
+def body(number: int) -> bytes:
+    return encode_runtime(
+        RuntimeEnvelope(
+            id=f"order-{number}",
+            ts=1_700_000_000_000,
+            type="OrderPlaced",
+            schema_version="1.0",
+            trace_id=f"{number + 1:032x}",
+            span_id=f"{number + 1:016x}",
+            tenant="default",
+            workspace="bench",
+            actor=Actor("shop", "service"),
+            payload={"order": number, "note": "x" * 64},
+            idempotency_key=f"order-{number}",
+            source=Source("shop", "bench"),
+            security_context=SecurityContext("shop", "service"),
+        )
+    )
+
+
+class Bench:
+    """One server with the inputs stored once; every run reads them through a fresh durable and a fresh file."""
+
+    def __init__(self, client: Client, other: Any, folder: Path) -> None:
+        self.client = client
+        self.other = other
+        self.js = other.jetstream(publish_async_max_pending=4_000)
+        self.folder = folder
+        self.numbers = itertools.count(1)
+
+    def file(self) -> str:
+        return str(self.folder / f"ledger{next(self.numbers)}.db")
+
+    async def all_acked(self, consumer: str, count: int) -> None:
+        while True:
+            info = await self.client.api(f"CONSUMER.INFO.MESHFORGE_EVENTS.{consumer}")
+            if info["ack_floor"]["consumer_seq"] >= count:
+                return
+            await asyncio.sleep(0.005)
+
+    async def ours(self) -> float:
+        agent = Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH)
+        agent.on(IN)(handle)
+        started = time.perf_counter()
+        async with Runner(agent, self.client, SqliteStore(self.file())) as runner:
+            while runner.counts.get("done", 0) < INPUTS:
+                await asyncio.sleep(0.005)
+            await self.all_acked(f"default_bench_{agent.name}_consumer", INPUTS)
+            return INPUTS / (time.perf_counter() - started)
+
+    async def plain(self) -> float:
+        """What a user would write: look, handle, record, publish, ack, one message at a time."""
+        consumer = f"plain{next(self.numbers)}"
+        await self.durable(consumer)
+        db = sqlite3.connect(self.file(), isolation_level=None)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("CREATE TABLE seen (key TEXT PRIMARY KEY, effect BLOB)")
+        subscription = await self.js.pull_subscribe_bind(durable=consumer, stream="MESHFORGE_EVENTS")
+        started = time.perf_counter()
+        count = 0
+        while count < INPUTS_PLAIN:
+            for message in await subscription.fetch(100):
+                envelope = msgspec.json.decode(message.data)
+                effect = msgspec.json.encode({"type": "charged", "payload": {"order": envelope["payload"]["order"]}})
+                db.execute("BEGIN IMMEDIATE")
+                db.execute("INSERT OR IGNORE INTO seen VALUES (?, ?)", (envelope["idempotency_key"], effect))
+                db.execute("COMMIT")
+                id_ = f"{consumer}-{envelope['idempotency_key']}"
+                await self.js.publish(OUT, effect, headers={"Nats-Msg-Id": id_})
+                await message.ack()
+                count += 1
+        await self.other.flush()
+        await self.all_acked(consumer, INPUTS_PLAIN)
+        elapsed = time.perf_counter() - started
+        db.close()
+        await subscription.unsubscribe()
+        return INPUTS_PLAIN / elapsed
+
+    async def on_nats_py(self) -> float:
+        """Our ledger, batch size and ids, on the usual client with single confirmed publishes."""
+        agent = Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH)
+        agent.on(IN)(handle)
+        consumer = f"default_bench_{agent.name}_consumer"
+        store = SqliteStore(self.file())
+        ledger = store.open("default", "bench", agent.name)
+        opened = await open_source(self.client, agent, "MESHFORGE_EVENTS", [IN], consumer)
+        sources = {"MESHFORGE_EVENTS": opened.source}
+        reading, targets = Reading(agent, ledger, sources), Targets(self.client)
+        await targets.resolve(OUT)
+        subscription = await self.js.pull_subscribe_bind(durable=consumer, stream="MESHFORGE_EVENTS")
+        loop = asyncio.get_running_loop()
+        started = time.perf_counter()
+        count = 0
+        while count < INPUTS:
+            fetched = await subscription.fetch(BATCH)
+            items = reading.read([_message(one) for one in fetched])
+            limits = Limits(ledger, 5, targets.stream_of, targets.check_size, now_ms())
+            group = GroupCommit(store, limits, sources)
+            settled = await loop.run_in_executor(None, group.run, items, dict(targets.last), [])
+            futures = [
+                await self.js.publish_async(
+                    one.subject, one.payload, headers={"Nats-Msg-Id": one.id, "traceparent": one.trace}
+                )
+                for one in settled.sendings
+            ]
+            await asyncio.gather(*futures)
+            for message in fetched:
+                await message.ack()
+            count += len(fetched)
+        await self.other.flush()
+        await self.all_acked(consumer, INPUTS)
+        elapsed = time.perf_counter() - started
+        store.close()
+        await subscription.unsubscribe()
+        return INPUTS / elapsed
+
+    async def faststream(self) -> float:
+        """The same handler in FastStream, which keeps no ledger: a crash doubles or loses."""
+        from faststream.nats import NatsBroker, PullSub  # type: ignore[import-not-found]
+
+        consumer = f"faststream{next(self.numbers)}"
+        await self.durable(consumer)
+        broker = NatsBroker(self.client.connection.options.servers[0], logger=None)
+        done = asyncio.Event()
+        count = 0
+
+        @broker.subscriber(IN, durable=consumer, stream="MESHFORGE_EVENTS", pull_sub=PullSub(batch_size=100))
+        async def on_order(message: dict[str, Any]) -> None:
+            nonlocal count
+            payload = {"type": "charged", "payload": {"order": message["payload"]["order"]}}
+            await broker.publish(payload, OUT, stream="MESHFORGE_EVENTS")
+            count += 1
+            if count >= INPUTS_PLAIN:
+                done.set()
+
+        started = time.perf_counter()
+        await broker.start()
+        await done.wait()
+        elapsed = time.perf_counter() - started
+        await broker.stop()
+        return INPUTS_PLAIN / elapsed
+
+    async def durable(self, consumer: str) -> None:
+        config = {"durable_name": consumer, "name": consumer, "ack_policy": "explicit", "filter_subject": IN}
+        request = {"stream_name": "MESHFORGE_EVENTS", "config": config | {"max_ack_pending": 5_000}, "action": "create"}
+        await self.client.api(f"CONSUMER.CREATE.MESHFORGE_EVENTS.{consumer}", request)
+
+
+def _message(one: Any) -> Message:
+    header = encode_headers(one.headers) if one.headers else b""
+    return Message(0, one.subject.encode(), one.reply.encode(), header, one.data)
+
+
+async def run(url: str, sync: str, wanted: float) -> None:
+    other = await nats.connect(url)
+    async with oncewire.connect(url) as client:
+        await init_streams(client)
+        await client.publish_all([Outgoing(IN, body(number), f"in-{number}") for number in range(INPUTS)])
+        with tempfile.TemporaryDirectory() as folder:
+            bench = Bench(client, other, Path(folder))
+            contenders = {"plain loop": bench.plain, "on nats-py": bench.on_nats_py, "oncewire": bench.ours}
+            if importlib.util.find_spec("faststream"):
+                contenders["FastStream, no ledger"] = bench.faststream
+            runs = await take_turns(contenders, ROUNDS)
+        print(table(f"inputs with one effect, {sync}", runs, "plain loop"))
+        print(verdict("oncewire against the plain loop", ratio(runs, "oncewire", "plain loop")[0], 20))
+        print(verdict("oncewire against the protocol on nats-py", ratio(runs, "oncewire", "on nats-py")[0], wanted))
+    with contextlib.suppress(Exception):
+        await other.close()
+
+
+def main() -> None:
+    with nats_server() as server:
+        uvloop.run(run(server.url, "server default", 4))
+    with nats_server(sync_always=True) as server:
+        uvloop.run(run(server.url, "sync_interval: always", 10))
+
+
+if __name__ == "__main__":
+    main()
