@@ -27,6 +27,8 @@ from tests.support.wait import until_async
 STREAM = "CHAT_EVENTS"
 ENQUEUE = "SELECT message_id::text, sequence FROM enqueue_conversation_message($1, 'user', $2)"
 ROLLED_BACK = "rolled back"
+AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What asyncpg raises when its server is killed."""
 
 
 async def make_chat_stream(client: Client, **config: Any) -> None:
@@ -57,7 +59,7 @@ async def drained(url: str) -> None:
     """Until no row waits."""
 
     async def is_empty() -> bool:
-        with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        with contextlib.suppress(*AWAY):
             return await open_rows(url) == 0
         return False
 
@@ -151,7 +153,7 @@ class Load:
 
     async def _write(self, chance: random.Random) -> None:
         while not self._stopping.is_set():
-            with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            with contextlib.suppress(*AWAY):
                 async with postgres(self.url) as connection:
                     while not self._stopping.is_set():
                         await self._commit_one(connection, chance)
