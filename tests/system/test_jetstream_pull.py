@@ -169,7 +169,7 @@ async def test_a_consumer_with_too_many_waiting_is_asked_again_in_a_moment() -> 
         assert len(requests) == 4
 
 
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 10_001}, {"ahead": 0}, {"heartbeat_s": 20.0}])
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"batch": 10_001}, {"ahead": -1}, {"heartbeat_s": 20.0}])
 async def test_a_pull_that_makes_no_sense_is_refused(shared_server: NatsServer, wrong: dict[str, Any]) -> None:
     async with connect(shared_server.url) as client:
         with pytest.raises(ContractViolation):

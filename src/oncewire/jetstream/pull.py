@@ -1,7 +1,8 @@
 """Pulling from a durable consumer, and settling what was pulled.
 
 A Pull keeps up to `ahead` requests open at the server, so that the next batch is on its way while this one is worked
-on. Messages arrive on one subscription; which request they belong to does not matter, only how many are still owed:
+on; with `ahead=0` nothing is asked for but by `ask`, for those who must not hold more than they can work on. Messages
+arrive on one subscription; which request they belong to does not matter, only how many are still owed:
 
     owed  =  asked for  -  received  -  what the server says it will not send (408, 409 with Nats-Pending-Messages)
 
@@ -127,10 +128,8 @@ class Pull:
         heartbeat_s: float = HEARTBEAT_S,
         fails_on_loss: bool = False,
     ) -> None:
-        if not 1 <= batch <= BATCH_MAX or ahead < 1 or heartbeat_s * 2 > expires_s:
-            raise ContractViolation(
-                f"a pull asks for 1 to {BATCH_MAX} messages, has a request ahead, and expires after two heartbeats"
-            )
+        if not 1 <= batch <= BATCH_MAX or ahead < 0 or heartbeat_s * 2 > expires_s:
+            raise ContractViolation(f"a pull asks for 1 to {BATCH_MAX} messages and expires after two heartbeats")
         self._calls = requests
         connection = self._connection = requests.connection
         self.stream = stream
@@ -139,14 +138,12 @@ class Pull:
         self._ahead = ahead
         self._heartbeat_s = heartbeat_s
         self._fails_on_loss = fails_on_loss
-        request: dict[str, object] = {
-            "batch": batch,
+        self._terms: dict[str, object] = {
             "expires": int(expires_s * 1e9),
             "idle_heartbeat": int(heartbeat_s * 1e9),
         }
         if batch_bytes:
-            request["max_bytes"] = batch_bytes
-        self._request = msgspec.json.encode(request)
+            self._terms["max_bytes"] = batch_bytes
         self._next = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}")
         number = connection.take_numbers()
         self._inbox = connection.inbox + b"p%d." % number
@@ -208,6 +205,8 @@ class Pull:
             self._ask()
             if not await self._wait(deadline):
                 return []
+            if self._ahead == 0 and not self._owed and not waiting:
+                return []  # whoever asks by hand must ask again
         count = count or self._batch
         if len(waiting) <= count:
             taken = list(waiting)
@@ -246,10 +245,25 @@ class Pull:
             return
         goal = self._batch * self._ahead
         while self._owed + len(self._waiting) <= goal - self._batch:
-            self._requests += 1
-            self._owed += self._batch
-            reply = self._inbox + b"%d" % self._requests
-            self._connection.write(protocol.encode_pub(self._next, reply, self._request))
+            self._request(self._batch)
+
+    def _request(self, count: int) -> None:
+        self._requests += 1
+        self._owed += count
+        reply = self._inbox + b"%d" % self._requests
+        body = msgspec.json.encode({"batch": count, **self._terms})
+        self._connection.write(protocol.encode_pub(self._next, reply, body))
+
+    def ask(self, count: int) -> None:
+        """Ask for so many more, at most one batch. Does nothing while the server cannot hear it: ask again later."""
+        is_able = not self._is_closed and self._error is None and not self._is_probing and self._ask_timer is None
+        if count > 0 and is_able and self._connection.is_ready:
+            self._request(min(count, self._batch))
+
+    @property
+    def expected(self) -> int:
+        """Messages that were asked for and not fetched yet."""
+        return self._owed + len(self._waiting)
 
     def _deliver(self, message: Message) -> None:
         self._heard_at = time.monotonic()
