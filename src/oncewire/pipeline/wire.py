@@ -53,9 +53,9 @@ INBOX_SID: Final = 1
 class Wire:
     """A connection that has said hello. `inbox` is where its answers come, under sid 1."""
 
-    def __init__(self, access: Access, server: str) -> None:
+    def __init__(self, access: Access, server: str, inbox: bytes = b"") -> None:
         self.address = address_of(server)
-        self.inbox = b"_INBOX.ow" + os.urandom(9).hex().encode()
+        self.inbox = inbox or b"_INBOX.ow" + os.urandom(9).hex().encode()
         self._parser = Parser()
         self._events: deque[Event] = deque()
         self._number = 0
@@ -188,13 +188,13 @@ class Wire:
         return answer
 
 
-def connect(access: Access, timeout_s: float = OUTAGE_S) -> Wire:
-    """A connection to the first server that answers; tried again until the time is over."""
+def connect(access: Access, timeout_s: float = OUTAGE_S, *, inbox: bytes = b"") -> Wire:
+    """A connection to the first server that answers; tried again until the time is over. `inbox`: one to keep."""
     last: OncewireError = NotConnected("no NATS server is given")
     for _ in attempts(timeout_s):
         for server in access.servers:
             try:
-                return Wire(access, server)
+                return Wire(access, server, inbox)
             except Unavailable as error:
                 last = error
     raise last

@@ -1,0 +1,189 @@
+"""Confirmed publishing for a Spark task: frames go out in chunks, some of them unanswered at a time.
+
+A chunk is settled when the server confirmed every one of its messages. What a broken connection left open is sent
+again *under the same ids* on the next one, so a message stands once as long as that happens within the stream's
+duplicate window; the task gives up before the usual window of two minutes ends.
+
+    answer                                      what happens
+    PubAck                                      settled; `duplicate` counts as settled too
+    an error that passes (5xx, electing)        sent again after a pause
+    no responders                               sent again: the stream may be starting; in the end, an error
+    any other error                             the task fails with the server's reason
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, ProtocolViolation, TimedOut, Unavailable
+from oncewire.jetstream.protocol import Event, Message, parse_status
+from oncewire.pipeline.columns import contents
+from oncewire.pipeline.options import Access
+from oncewire.pipeline.outgoing import Checked, frames
+from oncewire.pipeline.wire import OUTAGE_S, RETRY_DELAY_S, Wire, api_error, connect
+
+CHUNK_RECORDS: Final = 2_000
+CHUNK_BYTES: Final = 2 * 1024 * 1024
+CHUNKS_OPEN_MAX: Final = 4
+ANSWER_S: Final = 5.0
+"""After this time without any answer the open messages are sent again: a leader may have died with them."""
+BUSY_NUMBERS: Final = frozenset({10158})
+"""The same id is being stored just now: the answer comes with the next try."""
+
+
+@dataclass
+class Chunk:
+    """Frames that went out together and which of them are still open."""
+
+    data: memoryview
+    edges: np.ndarray[Any, np.dtype[np.int64]]
+    first: int
+    open: set[int] = field(default_factory=set)
+
+    def frame(self, number: int) -> memoryview:
+        at = number - self.first
+        return self.data[int(self.edges[at]) : int(self.edges[at + 1])]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a task published: messages confirmed, and how many of them stood there already."""
+
+    confirmed: int
+    duplicates: int
+
+
+class Publisher:
+    """Publishes checked rows and returns when the server has every one."""
+
+    def __init__(self, access: Access, wire: Wire) -> None:
+        self._access = access
+        self._wire = wire
+        self._inbox = wire.inbox
+        self._number = 1_000_000_000  # above the numbers of ordinary requests, and always ten digits
+        self._open: deque[Chunk] = deque()
+        self._confirmed = 0
+        self._duplicates = 0
+        self._problem: OncewireError | None = None
+        self._deadline = 0.0
+
+    def publish(self, batches: Iterable[Checked]) -> Published:
+        try:
+            for rows in batches:
+                for chunk in self._chunks(rows):
+                    self._send(chunk)
+                    self._settle(CHUNKS_OPEN_MAX - 1)
+            self._settle(0)
+        finally:
+            self._wire.close()
+        return Published(self._confirmed, self._duplicates)
+
+    def _chunks(self, rows: Checked) -> Iterable[Chunk]:
+        made = frames(rows, self._inbox, self._number)
+        edges, values = contents(made)
+        first = 0
+        while first < len(made):
+            limit = int(np.searchsorted(edges, edges[first] + CHUNK_BYTES, side="right")) - 1
+            end = min(max(limit, first + 1), first + CHUNK_RECORDS, len(made))
+            number = self._number + first
+            part = edges[first : end + 1]
+            yield Chunk(memoryview(values), part, number, set(range(number, number + end - first)))
+            first = end
+        self._number += len(made)
+
+    def _send(self, chunk: Chunk) -> None:
+        self._open.append(chunk)
+        if len(self._open) == 1:
+            self._deadline = time.monotonic() + OUTAGE_S
+        try:
+            self._wire.send(chunk.data[int(chunk.edges[0]) : int(chunk.edges[-1])])
+        except Unavailable:
+            self._send_again()
+
+    def _settle(self, open_max: int) -> None:
+        """Read answers until at most this many chunks are open."""
+        while len(self._open) > open_max or (self._open and not self._open[0].open):
+            if not self._open[0].open:
+                self._open.popleft()
+                self._deadline = time.monotonic() + OUTAGE_S
+                continue
+            try:
+                self._read_answers()
+            except Unavailable as error:
+                self._problem = self._problem or error
+                self._send_again()
+
+    def _read_answers(self) -> None:
+        self._answered(self._wire.next_event(time.monotonic() + ANSWER_S))
+        for event in self._wire.take_events():
+            if not self._wire.handled(event):
+                self._answered(event)
+
+    def _answered(self, event: Event) -> None:
+        if not isinstance(event, Message):
+            return
+        number = int(event.subject_raw.rpartition(b".")[2])
+        chunk = next((one for one in self._open if number in one.open), None)
+        if chunk is None:
+            return  # answered before, to an earlier sending
+        payload = event.payload
+        if payload.startswith(b'{"stream":') and b'"seq":' in payload:
+            chunk.open.discard(number)
+            self._confirmed += 1
+            self._duplicates += b'"duplicate"' in payload
+            return
+        self._refused(event, number)
+
+    def _refused(self, answer: Message, number: int) -> None:
+        status, _ = parse_status(answer.header_raw)
+        if status == 503:
+            raise NotFound503(f"no stream takes what is published (message {number})")
+        try:
+            problem = msgspec.json.decode(answer.payload).get("error")
+        except (msgspec.DecodeError, AttributeError):
+            problem = None
+        if not isinstance(problem, dict):
+            raise ProtocolViolation(
+                f"a publish was answered with {answer.payload[:80]!r}, which is no PubAck",
+                hint="Is something other than a stream listening on that subject?",
+            )
+        error = api_error(problem, "publish")
+        raise Unavailable(str(error)) if error.server_code in BUSY_NUMBERS else error
+
+    def _send_again(self) -> None:
+        """Connect anew and send what is open under the same ids, until the time is over."""
+        while True:
+            if time.monotonic() > self._deadline:
+                raise self._given_up()
+            self._wire.close()
+            time.sleep(RETRY_DELAY_S)
+            try:
+                self._wire = connect(self._access, max(1.0, self._deadline - time.monotonic()), inbox=self._inbox)
+                for chunk in self._open:
+                    if chunk.open:
+                        self._wire.send(b"".join(chunk.frame(number) for number in sorted(chunk.open)))
+                return
+            except Unavailable as error:
+                self._problem = error
+
+    def _given_up(self) -> OncewireError:
+        count = sum(len(chunk.open) for chunk in self._open)
+        if isinstance(self._problem, NotFound503):
+            return NotFound(str(self._problem), hint="Declare a stream for the subject, and run `oncewire topology apply`.")
+        if isinstance(self._problem, TimedOut):
+            self._problem = None
+        return OutcomeUnknown(
+            f"{count} messages were sent and not confirmed within {OUTAGE_S:.0f} s: {self._problem or 'no answer came'}",
+            hint="Run the same batch again within the stream's duplicate window: the ids keep it from standing twice.",
+        )
+
+
+class NotFound503(Unavailable):
+    """Nobody listens on the subject. It may pass: a stream needs a moment after its server started."""
