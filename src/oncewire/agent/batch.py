@@ -18,6 +18,7 @@ published before the message is settled.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ class Settled:
     naks: list[tuple[Message, float]] = field(default_factory=list)
     resumes: list[tuple[int, Message]] = field(default_factory=list)
     later: list[Item] = field(default_factory=list)
+    left: list[Item] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
 
 
@@ -87,6 +89,10 @@ class Limits(NamedTuple):
     check_size: Callable[[Sending], None]
     now_ms: int
     at: Point = nothing_happens
+    budget_s: float = float("inf")
+    """So long a batch may hold the ledger; inputs that it has not come to are left for the next."""
+    is_careful: bool = False
+    """Every input of the batch has a durable mark that it began."""
 
 
 class SyncWork:
@@ -128,6 +134,7 @@ class GroupCommit:
         self.delayed: list[Delayed] = []
         self.failed: list[Attempt] = []
         self.unsettled: list[bytes] = []
+        self.ended: list[bytes] = []
         self.out = Settled()
         self._now: set[bytes] = set()
 
@@ -135,8 +142,12 @@ class GroupCommit:
         """The whole transaction. An error of the store rolls all of it back and is raised."""
         try:
             found = self.begin(items)
-            for item in items:
+            until = time.monotonic() + self.limits.budget_s
+            for index, item in enumerate(items):
                 self.decide(item, found)
+                if time.monotonic() > until:
+                    self._leave(items[index + 1 :])
+                    break
             self.limits.at("handled")
             return self.end(targets, marks)
         except BaseException:
@@ -166,12 +177,23 @@ class GroupCommit:
             store.drop_claims(self.unsettled)
         if self.failed:
             store.begun(self.failed)
+        if self.ended:
+            store.forget_attempts(self.ended)
         if marks:
             store.mark(marks)
         if self.entries or self.sendings:
             content = Content(self.entries, self.sendings, self.limits.now_ms, targets)
             appended: Appended = store.append(content, self.sources, self.delayed)
             out.block, out.sendings, out.announcement = appended.number, self.sendings, appended.announcement
+
+    def _leave(self, items: Sequence[Item]) -> None:
+        self.out.left += items
+        for item in items:
+            self.unsettled += [item.key, item.at_key]
+
+    def has_settled(self, key: bytes) -> bool:
+        """Whether this very batch settled the identity."""
+        return key in self._now
 
     # ---- decisions
 
@@ -181,7 +203,7 @@ class GroupCommit:
         elif item.is_passed:
             self._settle(item, Outcome.PASSED, item.at_key)
         elif item.wrong:
-            self._give_up(item, Outcome.TERMINATED, item.wrong)
+            self.give_up(item, Outcome.TERMINATED, item.wrong)
         elif item.input is None or item.handler is None:
             self._retry_or_die(item, NO_HANDLER, None)
         elif item.key in self._now:
@@ -197,6 +219,7 @@ class GroupCommit:
     def _again(self, item: Item, block: int) -> None:
         """The same position again: nothing to add, its effects may still be on their way."""
         self._count("redelivered")
+        self.ended.append(item.at_key)
         self.out.resumes.append((block, item.message))
 
     def _known(self, item: Item, place: Place) -> None:
@@ -209,7 +232,7 @@ class GroupCommit:
         elif entry.digest == item.input.digest or self._replaces(item, entry):
             self._settle(item, Outcome.DUPLICATE, item.at_key)
         else:
-            self._give_up(item, Outcome.DEAD, IDENTITY_CONFLICT)
+            self.give_up(item, Outcome.DEAD, IDENTITY_CONFLICT)
 
     @staticmethod
     def _replaces(item: Item, entry: Entry) -> bool:
@@ -227,12 +250,12 @@ class GroupCommit:
             payload = item.input.envelope.payload
             returned = handler.run(context) if handler.every_s else handler.run(context, handler.decode(payload))
             self._add_effects(item, effects_of(returned))
-            work.finish(is_good=True)
         except Exception as error:
             del self.sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
             self.fail(item, error)
         else:
+            work.finish(is_good=True)  # an error here is the store's, not the handler's
             self._now.add(item.key)
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
@@ -263,15 +286,15 @@ class GroupCommit:
     def fail(self, item: Item, error: Exception) -> None:
         """The visible rule: who raised what, and what follows."""
         if isinstance(error, Terminate):
-            self._give_up(item, Outcome.TERMINATED, error.reason)
+            self.give_up(item, Outcome.TERMINATED, error.reason)
         elif isinstance(error, ContractViolation):
-            self._give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
+            self.give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
         else:
             self._retry_or_die(item, rules.short_error(error), error.after_s if isinstance(error, Retry) else None)
 
     def _retry_or_die(self, item: Item, reason: str, after_s: float | None) -> None:
         if item.delivery.deliveries >= self.limits.max_deliver:
-            self._give_up(item, Outcome.DEAD, reason)
+            self.give_up(item, Outcome.DEAD, reason)
             return
         delay = rules.retry_delay_s(item.delivery.deliveries) if after_s is None else after_s
         self._count("retried")
@@ -279,7 +302,8 @@ class GroupCommit:
         self.unsettled += [item.key, item.at_key]
         self.failed.append(attempt_of(item, self.limits.now_ms, reason))
 
-    def _give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
+    def give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
+        """Settle it, and hand it to the dead-letter service as an effect."""
         self.sendings.append(letter_request(item, self.limits, outcome, reason))
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
@@ -287,6 +311,8 @@ class GroupCommit:
         if key is not item.key and item.key:
             self.unsettled.append(item.key)
         message, delivery = item.message, item.delivery
+        if delivery.deliveries > 1 or self.limits.is_careful:
+            self.ended.append(item.at_key)
         identity = item.input.identity if item.input else ""
         digest = item.input.digest if item.input else hashlib.sha256(message.payload).digest()
         entry = Entry(
@@ -321,8 +347,9 @@ def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
 
 
 def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:
+    """What is kept of an input that began or failed, by its position: that is what is delivered again."""
     delivery = item.delivery
-    return Attempt(item.key or item.at_key, delivery.stream, delivery.sequence, delivery.deliveries, now_ms, error)
+    return Attempt(item.at_key, delivery.stream, delivery.sequence, delivery.deliveries, now_ms, error)
 
 
 def letter_request(item: Item, limits: Limits, outcome: Outcome, reason: str) -> Sending:

@@ -230,18 +230,29 @@ class SqliteStore:
         """Nothing to drop: a key stands in the ledger only once its block is appended."""
 
     def savepoint(self) -> None:
-        self._is_ours = True
-        self.connection.execute("SAVEPOINT handler -- ledger")
-        self._is_ours = False
+        with translated(self.path):
+            self._is_ours = True
+            self._check_still_open()
+            self.connection.execute("SAVEPOINT handler -- ledger")
+            self._is_ours = False
 
     def keep(self) -> None:
-        self._is_ours = True
-        self.connection.execute("RELEASE handler -- ledger")
+        with translated(self.path):
+            self._is_ours = True
+            self._check_still_open()
+            self.connection.execute("RELEASE handler -- ledger")
 
     def undo(self) -> None:
-        self._is_ours = True
-        self.connection.execute("ROLLBACK TO handler -- ledger")
-        self.connection.execute("RELEASE handler -- ledger")
+        with translated(self.path):
+            self._is_ours = True
+            self._check_still_open()
+            self.connection.execute("ROLLBACK TO handler -- ledger")
+            self.connection.execute("RELEASE handler -- ledger")
+
+    def _check_still_open(self) -> None:
+        """A full disk ends the whole transaction inside a handler's statement: what came after would stand alone."""
+        if not self.connection.in_transaction:
+            raise Unavailable(f"the ledger {self.path}: SQLite ended the transaction", hint="Free disk space.")
 
     def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
         assert self._ledger is not None
