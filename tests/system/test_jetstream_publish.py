@@ -213,6 +213,17 @@ async def test_many_publishers_share_a_connection(shared_server: NatsServer) -> 
         assert client.publisher._pending_bytes == 0
 
 
+async def test_an_outage_gives_each_message_its_outcome(server: NatsServer) -> None:
+    """Not an exception that hides what became of those before it."""
+    async with quick(server.url) as client:
+        stream = await make_stream(client)
+        server.kill()
+        for publish in (client.publish_many, client.publish_all):
+            outcomes = await within(publish(outgoing(stream, 1_200), timeout_s=0.3))
+            assert len(outcomes) == 1_200
+            assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+
+
 # ---- atomic batches
 
 
@@ -364,6 +375,34 @@ async def test_fast_ingest_that_the_stream_does_not_allow_goes_as_singles(shared
         assert (await state_of(client, stream))["messages"] == 50
 
 
+@pytest.mark.parametrize("count", [10, 1_000])
+@pytest.mark.parametrize("bad", [0, 5, 9])
+async def test_fast_ingest_never_doubles_what_has_no_id(shared_server: NatsServer, count: int, bad: int) -> None:
+    """A message in the middle is refused: those before it are stored already."""
+    async with connect(shared_server.url) as client:
+        stream = await make_stream(client, allow_batched=True, max_msg_size=1_000)
+        messages = [Outgoing(f"{stream}.x", b"%d" % n if n != bad else b"x" * 2_000) for n in range(count)]
+        with pytest.raises((OutcomeUnknown, TooLarge)):
+            await within(client.publish_fast(messages))
+
+        found = []
+        while batch := await client.get_batch(stream, sequence=found[-1].sequence + 1 if found else 1):
+            found += batch
+        payloads = [one.payload for one in found]
+        assert len(payloads) == len(set(payloads))
+
+
+async def test_fast_ingest_with_ids_stores_all_but_the_bad_one(shared_server: NatsServer) -> None:
+    async with connect(shared_server.url) as client:
+        stream = await make_stream(client, allow_batched=True, max_msg_size=1_000)
+        messages = outgoing(stream, 100)
+        messages[50] = Outgoing(f"{stream}.x", b"x" * 2_000, "bad")
+        with pytest.raises(TooLarge):
+            await within(client.publish_fast(messages))
+        ids = await stored_ids(shared_server.url, stream)
+        assert sorted(ids) == sorted(message.msg_id for message in messages if message.msg_id != "bad")
+
+
 async def test_fast_ingest_that_is_cut_continues_under_the_same_ids(server: NatsServer) -> None:
     async with Proxy(server.port) as proxy, quick(proxy.url) as client:
         stream = await make_stream(client, allow_batched=True)
@@ -406,7 +445,11 @@ async def test_what_was_stored_but_not_confirmed_is_sent_again_and_not_stored_tw
     assert await stored_ids(server.url, stream) == [message.msg_id for message in messages]
 
 
-async def test_what_was_never_stored_is_sent_again_after_the_reconnect(server: NatsServer) -> None:
+async def test_what_was_never_stored_is_sent_again_after_the_reconnect(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the reconnect itself, not by the search for lost answers."""
+    monkeypatch.setattr("oncewire.jetstream.publish.RESEND_S", 600.0)
     async with Proxy(server.port) as proxy, quick(proxy.url) as client:
         stream = await make_stream(client)
         proxy.hold()

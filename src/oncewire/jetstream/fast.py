@@ -31,6 +31,7 @@ from oncewire.errors import (
     ProtocolViolation,
     Refused,
     TooLarge,
+    Unavailable,
 )
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.protocol import Message
@@ -71,11 +72,11 @@ async def publish_fast(
     batch = _Batch(publisher, messages, timeout_s)
     try:
         ack = await batch.run()
-    except Refused as refused:
-        if refused.server_code == 0:
-            raise
-        ack = None
     except (NoResponders, OutcomeUnknown):
+        ack = None
+    except (Refused, Unavailable) as error:
+        if error.server_code == 0:
+            raise
         ack = None
     if ack is not None and ack.count == len(messages):
         return Ingested(ack.stream, ack.sequence, ack.count)
@@ -98,6 +99,12 @@ async def _one_by_one(publisher: Publisher, messages: Sequence[Outgoing], timeou
     return Ingested(last.stream, last.sequence, len(messages))
 
 
+def _number_of(message: Message) -> int:
+    """Which message of the batch this answers: the server replies to the subject that the message carried."""
+    tokens = message.subject_raw.split(b".")
+    return int(tokens[-3]) if len(tokens) > 3 and tokens[-3].isdigit() else 0
+
+
 class _Batch:
     """One fast batch from its first message to its PubAck."""
 
@@ -114,7 +121,8 @@ class _Batch:
         self.confirmed = 0
         """So many from the start are surely stored."""
         self.is_refused = False
-        """The server took none of it: repeating is safe even without ids."""
+        """The server refused the first message and so the batch: repeating is safe even without ids. An error of a
+        later one says nothing about those before it, which are stored as they come."""
 
     async def run(self) -> PubAck:
         if not self._connection.is_ready:
@@ -170,7 +178,7 @@ class _Batch:
         if self._done.done():
             return
         if message.header_raw and message.status == 503:
-            self.is_refused = self.confirmed == 0
+            self.is_refused = _number_of(message) == 1
             self._fail(NoResponders("no stream takes fast ingest on this subject now"))
             return
         try:
@@ -181,7 +189,7 @@ class _Batch:
         if body.get("type") == "ack":
             self.confirmed = max(self.confirmed, int(body.get("seq") or 0))
         elif "error" in body and body.get("type") != "err":
-            self.is_refused = self.confirmed == 0
+            self.is_refused = _number_of(message) == 1
             self._fail(codes.from_api(body["error"], "fast ingest"))
         elif "batch" in body:
             ack = PubAck(str(body["stream"]), int(body["seq"]), batch=self._id, count=int(body.get("count") or 0))

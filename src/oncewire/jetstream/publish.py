@@ -234,15 +234,22 @@ class Publisher:
         """Publish in pipelined windows. One outcome per message, in order: a PubAck or the error, never raised."""
         windows: list[_Window] = []
         outcomes: list[Outcome] = []
+        failure: OncewireError | None = None
         try:
             for part in _parts(messages):
-                windows.append(await self._start(part, time.monotonic() + timeout_s))  # noqa: PERF401 - kept if one raises
+                try:
+                    windows.append(await self._start(part, time.monotonic() + timeout_s))
+                except OncewireError as error:  # no server or no room in time: the rest was not sent
+                    failure = error
+                    break
             for window in windows:
                 await window.done
                 outcomes += [outcome for outcome in window.results if outcome is not None]
         finally:
             for window in windows:
                 self._forget(window)
+        if failure is not None:
+            outcomes += [failure] * (len(messages) - len(outcomes))
         assert len(outcomes) == len(messages)
         return outcomes
 
