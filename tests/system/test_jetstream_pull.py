@@ -13,7 +13,7 @@ from oncewire.errors import ContractViolation, NotConnected, NotFound, Refused, 
 from oncewire.jetstream import Client, Message, Options, Pull, connect, parse_reply
 from oncewire.jetstream.pull import nak_verb, term_verb
 from tests.support.fakes import Peer, Proxy, fake
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import consumer_info, make_consumer, make_stream, outgoing
 from tests.support.wait import until, until_async, within
 
@@ -383,6 +383,24 @@ async def test_a_reconnect_resumes_without_losing_anything(server: NatsServer) -
                         except NotConnected:
                             continue
         assert client.connection.reconnects == 2
+
+
+async def test_who_may_pull_but_not_look_goes_on_after_a_restart() -> None:
+    """The look at the consumer is denied: it must not end the pulling."""
+    config = """
+        authorization { users: [
+            { user: "all", password: "p" }
+            { user: "u", password: "p", permissions: { publish: { deny: ["$JS.API.CONSUMER.INFO.>"] } } }
+        ] }
+    """
+    with nats_server(config) as server:
+        async with quick(server.url, user="all", password="p") as client:
+            stream = await make_stream(client)
+            async with quick(server.url, user="u", password="p") as other, other.pull(stream, "c") as pull:
+                assert await pull.fetch(timeout_s=0.3) == []  # it is not there yet: nobody answers
+                await make_consumer(client, stream)
+                await client.publish(f"{stream}.x", b"hi")
+                assert [message.payload for message in await fetch_all(pull, 1)] == [b"hi"]
 
 
 async def test_two_heartbeats_of_silence_and_it_is_asked_again() -> None:

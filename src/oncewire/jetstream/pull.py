@@ -315,8 +315,13 @@ class Pull:
         subject = f"$JS.API.CONSUMER.INFO.{self.stream}.{self.consumer}"
         delay = ASK_AGAIN_S
         while not self._is_closed:
-            with contextlib.suppress(OncewireError):
+            try:
                 reply = await self._calls.call(subject, timeout_s=2.0, repeat=True)
+            except PermissionDenied:  # it may pull but not look: asking again in a moment must do
+                break
+            except OncewireError:
+                reply = None
+            if reply is not None:
                 if b'"err_code":10014' in reply.payload or b'"err_code":10059' in reply.payload:
                     self._fail(NotFound(f"consumer {self.consumer} on stream {self.stream} does not exist"))
                     return
