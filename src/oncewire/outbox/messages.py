@@ -173,17 +173,19 @@ class Messages:
 
     async def _ids_behind(self, subject: str, after: int, target: Target) -> set[str]:
         """The message ids on a subject behind a sequence, by headers alone."""
+        try:
+            last = (await self._client.get_last(target.stream, subject)).sequence
+        except NotFound:
+            return set()
         ids: set[str] = set()
         start = Start(sequence=after + 1)
         async with self._client.read(target.stream, subjects=[subject], start=start, headers_only=True) as reader:
             deadline = time.monotonic() + SEARCH_S_MAX
-            while reader.sequence < target.last:
+            while max(after, reader.sequence) < last:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"searching {target.stream} for {subject} takes longer than {SEARCH_S_MAX:.0f} s")
                 messages = await reader.fetch(timeout_s=1.0)
                 ids |= {message.headers.get(MSG_ID, "") for message in messages}
-                if not messages:
-                    break
         return ids
 
 

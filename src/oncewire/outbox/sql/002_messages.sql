@@ -49,7 +49,8 @@ BEGIN
         RAISE EXCEPTION 'the envelope is no object' USING ERRCODE = 'OW400';
     END IF;
     v_key := p_envelope ->> 'idempotency_key';
-    IF coalesce(p_envelope ->> 'schema_version', '') <> '1.0' OR v_key IS NULL OR v_key !~ '^[[:print:]]{1,512}$' THEN
+    IF coalesce(p_envelope ->> 'schema_version', '') <> '1.0'
+        OR v_key IS NULL OR v_key !~ '^[[:print:]]+$' OR length(v_key) > 512 THEN
         RAISE EXCEPTION 'the envelope is no MessageEnvelope 1.0 with an idempotency_key' USING ERRCODE = 'OW400';
     END IF;
     SELECT body_bytes_max INTO v_bytes_max FROM relay_state;

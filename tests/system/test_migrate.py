@@ -1,0 +1,109 @@
+"""Migrations: applied once, in order, by one of many; into any schema; as a script too."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import uuid
+from typing import Any
+
+import asyncpg
+import pytest
+from click.testing import CliRunner
+
+from oncewire.cli.migrate import migrate as migrate_command
+from oncewire.database import migrate
+from oncewire.database.postgres import connected
+from oncewire.errors import Corrupt, Refused
+from oncewire.outbox import enqueue_async
+from tests.support.postgres import shared_postgres
+
+_serial = itertools.count(1)
+
+
+@pytest.fixture
+async def url() -> str:
+    """An empty database."""
+    name = f"empty{next(_serial)}"
+    async with connected(shared_postgres().url()) as connection:
+        await connection.execute(f"CREATE DATABASE {name}")
+    return shared_postgres().url(name)
+
+
+async def tables(url: str, schema: str = "public") -> set[str]:
+    async with connected(url) as connection:
+        rows = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = $1", schema)
+    return {row[0] for row in rows}
+
+
+async def test_a_second_migration_changes_nothing(url: str) -> None:
+    first = await migrate.migrate(url)
+    assert {"conversations", "message_outbox", "outbox_messages"} <= await tables(url)
+    assert [one.title for one in first][:2] == ["outbox 001 conversations", "outbox 002 messages"]
+    assert await migrate.migrate(url) == []
+
+
+async def test_many_processes_may_migrate_at_once(url: str) -> None:
+    applied = await asyncio.gather(*(migrate.migrate(url) for _ in range(5)))
+    assert sum(len(one) for one in applied) == len(migrate.migrations())
+
+
+async def test_a_file_that_changed_after_it_was_applied_is_refused(url: str) -> None:
+    await migrate.migrate(url)
+    async with connected(url) as connection:
+        await connection.execute("UPDATE oncewire_migrations SET checksum = 'other' WHERE number = 1")
+    with pytest.raises(Corrupt, match="outbox 001"):
+        await migrate.migrate(url)
+
+
+async def test_a_schema_of_its_own_holds_tables_and_functions(url: str) -> None:
+    """Callers need not have it on their search path: the functions know their own."""
+    await migrate.migrate(url, "messaging")
+    assert "conversations" in await tables(url, "messaging")
+    assert await tables(url) == set()
+    async with connected(url) as connection, connection.transaction():
+        done = await enqueue_async(connection, uuid.uuid4(), role="user", content="x", schema="messaging")
+    assert done.sequence == 1
+
+
+@pytest.mark.parametrize("schema", ["Public", "a b", 'x"; DROP', "1a", "a" * 64])
+async def test_an_odd_schema_is_refused(url: str, schema: str) -> None:
+    with pytest.raises(Refused, match="schema"):
+        await migrate.migrate(url, schema)
+
+
+@pytest.mark.parametrize("schema", ["", "messaging"])
+async def test_the_script_does_what_migrate_does(url: str, schema: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(migrate.script(schema))
+    await connection.close()
+    assert await migrate.migrate(url, schema) == []
+
+
+async def run(*args: str, url: str = "") -> Any:
+    environ = {"ONCEWIRE_POSTGRES_URL": url}
+    return await asyncio.to_thread(CliRunner().invoke, migrate_command, list(args), env=environ)
+
+
+async def test_the_command_tells_what_it_applied(url: str) -> None:
+    told = await run("--json", url=url)
+    assert json.loads(told.output)["applied"][0] == "outbox 001 conversations"
+    again = await run(url=url)
+    assert (again.exit_code, again.output.endswith("is up to date\n")) == (0, True)
+
+
+async def test_the_command_prints_the_script_without_a_database() -> None:
+    told = await run("--sql", "--schema", "messaging")
+    assert told.output == migrate.script("messaging")
+
+
+async def test_the_command_without_a_database_says_what_to_set(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = await run("--json")
+    assert (told.exit_code, "ONCEWIRE_POSTGRES_URL" in told.stderr) == (2, True)
+
+
+async def test_a_database_that_is_not_there_is_unavailable() -> None:
+    told = await run("--json", url="postgresql://oncewire@127.0.0.1:1/none")
+    assert (told.exit_code, json.loads(told.stderr)["error"]["code"]) == (3, "not_connected")
