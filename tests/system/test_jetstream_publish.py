@@ -53,6 +53,26 @@ async def test_a_publish_returns_where_the_message_stands(shared_server: NatsSer
         assert second.sequence == 2
         assert (await client.get(stream, 1)).payload == b"one"
         assert json.loads((await client.get(stream, 2)).payload) == {"n": 2}
+        for like_bytes in (bytearray(b"raw"), memoryview(b"raw")):
+            ack = await client.publish(f"{stream}.a", like_bytes)
+            assert (await client.get(stream, ack.sequence)).payload == b"raw"
+        for wrong in (object(), {"a": {1, object()}}):
+            with pytest.raises(ContractViolation, match="written as JSON"):
+                await client.publish(f"{stream}.a", wrong)  # type: ignore[arg-type]
+
+
+async def test_large_messages_go_both_ways() -> None:
+    with nats_server("max_payload: 8MB") as server:
+        async with connect(server.url) as client:
+            stream = await make_stream(client)
+            payload = bytes(range(256)) * (4 * 7_900)
+            await client.publish(f"{stream}.a", payload, msg_id="1", headers={"A": "b"})
+            assert (await client.get(stream, 1)).payload == payload
+            async with client.read(stream) as reader:
+                [message] = await within(reader.fetch())
+            assert message.payload == payload
+            with pytest.raises(TooLarge):
+                await client.publish(f"{stream}.a", b"x" * (8 * 1024 * 1024 - 16 * 1024 + 1))
 
 
 async def test_an_id_is_stored_once(shared_server: NatsServer) -> None:
@@ -486,6 +506,7 @@ async def test_an_expectation_is_never_sent_again(server: NatsServer, soon: None
         for message in (
             Outgoing(f"{stream}.x", b"1", msg_id="1", expected_last_sequence=0),
             Outgoing(f"{stream}.y", b"2", msg_id="2", expected_last_subject_sequence=0),
+            Outgoing(f"{stream}.z", b"3", msg_id="3", headers={"Nats-Expected-Last-Sequence": "2"}),
         ):
             proxy.swallow_answers, proxy.swallowed_bytes = True, 0
             publishing = asyncio.create_task(client.publish_one(message))
@@ -495,7 +516,7 @@ async def test_an_expectation_is_never_sent_again(server: NatsServer, soon: None
             with pytest.raises(OutcomeUnknown):
                 await within(publishing)
             await until(lambda: client.connection.is_ready)
-        assert (await state_of(client, stream))["messages"] == 2
+        assert (await state_of(client, stream))["messages"] == 3
 
 
 async def test_an_answer_that_never_comes_is_asked_for_again(server: NatsServer, soon: None) -> None:

@@ -41,7 +41,7 @@ ERROR_HEADER = "Oncewire-Error"
 RESPONDING_MAX = 256
 """Requests that one responder works on at the same time; more are answered with 'busy'."""
 
-Payload = bytes | Mapping[str, Any] | msgspec.Struct | MessageEnvelope | RuntimeEnvelope
+Payload = bytes | bytearray | memoryview | Mapping[str, Any] | msgspec.Struct | MessageEnvelope | RuntimeEnvelope
 Responder = Callable[[MessageEnvelope], Awaitable[MessageEnvelope]]
 
 
@@ -331,8 +331,8 @@ def _not_open() -> Refused:
 
 def encode_payload(payload: Payload) -> bytes:
     """Bytes as they are, everything else as JSON."""
-    if isinstance(payload, bytes):
-        return payload
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
     if isinstance(payload, MessageEnvelope):
         return encode_message(payload)
     if isinstance(payload, RuntimeEnvelope):

@@ -87,7 +87,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def may_repeat(self) -> bool:
-        return self.msg_id != "" and self.expected_last_sequence is None and self.expected_last_subject_sequence is None
+        if self.msg_id == "" or self.expected_last_sequence is not None:
+            return False
+        if self.expected_last_subject_sequence is not None:
+            return False
+        return not self.headers or not any(name.startswith("Nats-Expected-Last-") for name in self.headers)
 
 
 Outcome = PubAck | OncewireError
