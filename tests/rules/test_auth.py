@@ -93,7 +93,7 @@ def test_a_file_that_is_no_creds_file_is_refused(tmp_path: Path, text: str) -> N
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, reading: object) -> None:
     assert callable(reading)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\xff")
-    for path in (str(tmp_path / "missing"), str(tmp_path / "binary"), str(tmp_path), "~no-such-user/file"):
+    for path in (str(tmp_path / "missing"), str(tmp_path / "binary"), str(tmp_path), "~no-such-user/file", "\x00"):
         with pytest.raises(AuthenticationFailed, match="cannot be read"):
             reading(path)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nkeys
 import pytest
+import uvloop
 
 from oncewire.errors import AuthenticationFailed, InvalidSetting, NotConnected, PermissionDenied
 from oncewire.jetstream import Client, Options, State, connect
@@ -150,6 +151,21 @@ async def test_tls(authority: Authority) -> None:
                 transport = client.connection._wire.transport  # type: ignore[union-attr]
                 assert transport is not None
                 assert isinstance(transport.get_extra_info("ssl_object"), ssl.SSLObject)
+
+
+@pytest.mark.parametrize("tls_first", [False, True])
+def test_tls_on_uvloop(authority: Authority, tls_first: bool) -> None:
+    async def body(url: str) -> int:
+        async with Client(Options((url,), tls=tls_context(str(authority.path)), tls_first=tls_first)) as client:
+            stream = await make_stream(client)
+            return (await client.publish(f"{stream}.x", b"x" * 500_000)).sequence
+
+    more = "handshake_first: true" if tls_first else ""
+    with (
+        nats_server(tls_config(authority, more=more)) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        assert runner.run(body(server.url)) == 1
 
 
 async def test_a_reconnect_is_encrypted_too(authority: Authority) -> None:

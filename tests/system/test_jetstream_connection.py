@@ -354,6 +354,20 @@ async def until_count(items: list[float], count: int, sleep: Callable[[float], A
             await sleep(0.001)
 
 
+async def test_an_unforeseen_failure_does_not_end_the_reconnect(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> dict[str, str]:
+        monkeypatch.undo()
+        raise ZeroDivisionError("a bug")
+
+    async with Proxy(server.port) as proxy, quick(proxy.url) as client:
+        monkeypatch.setattr("oncewire.jetstream.connection.credentials", broken)
+        proxy.cut()
+        await until(lambda: client.connection.reconnects == 1)
+        assert "a bug" in caplog.text
+
+
 # ---- keep-alive
 
 

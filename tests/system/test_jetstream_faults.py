@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import uvloop
+
 from tests.support.nats import NatsServer, nats_cluster
 from tests.support.storms import cluster_storm, kill_storm, stop_storm
 
 
 async def test_a_killed_server_loses_and_doubles_nothing(server: NatsServer) -> None:
     load = await kill_storm(server, kills=3, count=4, between=300)
+
+    assert not load.errors
+
+
+def test_a_killed_server_loses_and_doubles_nothing_on_uvloop(server: NatsServer) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        load = runner.run(kill_storm(server, kills=3, count=4, between=300))
 
     assert not load.errors
 

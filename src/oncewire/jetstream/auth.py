@@ -75,7 +75,7 @@ def read_nkey(path: str) -> NKey:
 def _read(path: str) -> str:
     try:
         return Path(path).expanduser().read_text()
-    except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: no home for ~user
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no home for ~user
         raise AuthenticationFailed(f"the credentials file {path} cannot be read: {error}") from None
 
 

@@ -420,6 +420,8 @@ class Connection:
                     log.warning("nats %s: %s", address_of(server), error.message)
                 except OncewireError as error:
                     log.info("nats %s: %s", address_of(server), error.message)
+                except Exception:  # a bug of ours or of a library: not a reason to stay disconnected for ever
+                    log.exception("nats %s: connecting failed", address_of(server))
                 else:
                     self.reconnects += 1
                     self._task = None
