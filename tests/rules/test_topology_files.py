@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncewire.errors import InvalidSetting
 from oncewire.settings import Settings
-from oncewire.topology import Env, examine, load
+from oncewire.topology import Env, examine, load, values
 from oncewire.topology.declared import shipped
 from oncewire.topology.export import export_as
 from oncewire.topology.files import FILE_BYTES_MAX, Declared, Source, declare, line_numbers
@@ -20,6 +20,7 @@ from oncewire.topology.lint import lint
 from oncewire.topology.units import parse_bytes, parse_duration_ns, show_bytes, show_duration
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "topology"
+DOCS = Path(__file__).parents[2] / "docs"
 DAY_NS = 86_400 * 10**9
 
 MISTAKES = {
@@ -328,6 +329,19 @@ def test_durations_of_whole_milliseconds_and_sizes_survive_the_way_to_text_and_b
     assert value == parse_bytes(show_bytes(value))
     whole = value // 10**6 * 10**6
     assert whole == 0 or whole == parse_duration_ns(show_duration(whole))
+
+
+def test_the_examples_of_the_documentation_are_right() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", (DOCS / "topology.md").read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for example in examples:
+        assert wrong(example) == []
+
+
+def test_every_key_is_documented() -> None:
+    documented = set(re.findall(r"`([a-z_]+)`", (DOCS / "topology.md").read_text()))
+    silent = {"description", "follows", "history", "publishes", "ack_policy", "deliver_subject"}
+    assert {*values.STREAM, *values.CONSUMER} - documented <= silent
 
 
 def test_an_exported_toml_file_reads_back_as_the_same_topology() -> None:

@@ -17,6 +17,7 @@ from oncewire.topology.rules import (
     creates,
     permit,
     plan,
+    show,
 )
 from oncewire.topology.text import plan_lines, summary
 
@@ -110,6 +111,9 @@ def test_a_server_too_old_for_atomic_batches_is_told_and_not_asked() -> None:
     made = plan(DECLARED, found)
     assert "allow_atomic" not in made.steps[0].config
     assert "too old for atomic batches" in made.notes[0]
+    assert plan(DECLARED, Found(api_level=2)).notes == ()
+    assert plan(Topology(streams=(A, replace(A, name="B", allow_atomic=False)), contracts=()), found).notes != ()
+    assert plan(Topology(streams=(replace(A, allow_atomic=False),), contracts=()), found).notes == ()
     config = {key: value for key, value in STREAM_AS_SERVED.items() if key != "allow_atomic"}
     there = FoundStream(name="A", config=config)
     assert "stream:A" in plan(DECLARED, Found(streams={"A": there}, api_level=1)).same
@@ -203,6 +207,12 @@ def test_fewer_messages_need_to_be_accepted_when_more_are_there(key: str, limit:
     assert plan(declared, served(messages=3)).steps[0].need is Need.NOTHING
 
 
+def test_a_higher_limit_drops_nothing_whatever_is_there() -> None:
+    declared = replace(DECLARED, streams=(replace(A, max_msgs_per_subject=10, max_age_ns=0, max_bytes=-1),))
+    found = served({"max_msgs_per_subject": 5}, messages=1_000, bytes=900, oldest_ns=6 * DAY_NS)
+    assert plan(declared, found).steps[0].need is Need.NOTHING
+
+
 def test_dropping_what_is_acknowledged_needs_to_be_accepted() -> None:
     declared = replace(DECLARED, streams=(replace(A, retention="interest"),))
     assert plan(declared, served(messages=1)).steps[0].need is Need.ACCEPT
@@ -273,6 +283,32 @@ def test_a_moved_filter_would_skip_messages_and_needs_a_flag(was: list[str]) -> 
     assert only(served(consumer=drift)).need is Need.NOTHING
 
 
+@pytest.mark.parametrize("filters", [(), ("a.b", "a.x")])
+def test_a_filter_that_is_wider_in_part_needs_a_flag(filters: tuple[str, ...]) -> None:
+    declared = replace(DECLARED, consumers=(replace(C, filters=filters),))
+    (step,) = plan(declared, served(delivered=9)).steps
+    assert step.need is Need.ACCEPT
+
+
+def test_several_filters_replace_a_single_one_in_the_request() -> None:
+    declared = replace(DECLARED, consumers=(replace(C, filters=("a.b", "a.x")),))
+    config = plan(declared, served()).steps[0].config
+    assert config["filter_subjects"] == ("a.b", "a.x")
+    assert "filter_subject" not in config
+
+
+def test_what_is_healed_by_leaving_it_out_is_left_out() -> None:
+    drift = {"republish": {"src": ">", "dest": "r.>"}, "no_ack": True, "sources": [{"name": "Z"}]}
+    assert not drift.keys() & only(served(drift)).config.keys()
+
+
+def test_a_mirror_is_shown_without_subjects() -> None:
+    copy = replace(A, subjects=(), mirror="B")
+    config = {**STREAM_AS_SERVED, "subjects": None, "allow_atomic": False, "mirror": {"name": "B"}}
+    found = Found(streams={"A": FoundStream(name="A", config=config)}, api_level=5)
+    assert plan(Topology(streams=(copy,), contracts=()), found).steps == ()
+
+
 def test_the_order_of_subjects_and_filters_is_no_drift() -> None:
     declared = Topology(
         streams=(replace(A, subjects=("a.>", "b.>")),), consumers=(replace(C, filters=("a.b", "b.c")),), contracts=()
@@ -301,6 +337,9 @@ def test_a_key_of_a_newer_server_is_noted_and_survives_a_change() -> None:
         "stream:A has quantum = {'spin': 1}, a key that this version does not judge",
     )
     assert only(served({"quantum": {"spin": 1}, "max_age": 1})).config["quantum"] == {"spin": 1}
+    assert plan(DECLARED, served({"quantum": False})).notes == ()
+    assert "consumer:A/c has quantum = 7" in plan(DECLARED, served(consumer={"quantum": 7})).notes[0]
+    assert only(served(consumer={"quantum": 7, "ack_wait": 1})).config["quantum"] == 7
 
 
 def test_metadata_of_the_server_is_not_sent_back() -> None:
@@ -331,11 +370,22 @@ def test_a_stream_of_others_that_holds_our_subjects_makes_it_impossible() -> Non
     assert permit([step], recreate=frozenset({"stream:A"}), accept=frozenset({"stream:A"})).todo == ()
 
 
+def test_one_shared_subject_of_several_is_enough_to_block() -> None:
+    declared = replace(DECLARED, streams=(replace(A, subjects=("x.>", "a.>")),), consumers=())
+    step = plan(declared, Found(others={"FREE": ("f.>",), "THEIRS": ("t.>", "a.x")}, api_level=5)).steps[0]
+    assert step.need is Need.IMPOSSIBLE
+    assert creates([step]).todo == ()
+
+
 def test_a_stream_gives_subjects_up_before_another_takes_them() -> None:
     b = Stream(key="B", name="B", subjects=("b.>",))
     declared = replace(DECLARED, streams=(b, A))
     steps = plan(declared, served({"subjects": ["a.>", "b.>"]})).steps
     assert [step.item for step in steps] == ["stream:A", "stream:B"]
+    widened = replace(DECLARED, streams=(replace(A, subjects=("a.>", "c.>")), b))
+    there = {"A": served().streams["A"], "B": FoundStream(name="B", config={"subjects": ["b.>", "c.>"]})}
+    steps = plan(widened, Found(streams=there, api_level=5)).steps
+    assert [step.item for step in steps] == ["stream:B", "stream:A"]
 
 
 def test_flags_allow_only_what_they_name() -> None:
@@ -375,3 +425,30 @@ def test_a_plan_reads_like_a_diff() -> None:
     ]
     assert summary(made) == "1 to change, 1 only with a flag; 0 as declared"
     assert summary(plan(DECLARED, served())) == "nothing to do: 2 as declared"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("max_age", 7 * DAY_NS, "7d"),
+        ("duplicate_window", 120 * 10**9, "2m"),
+        ("ack_wait", 30 * 10**9, "30s"),
+        ("inactive_threshold", 0, "forever"),
+        ("max_bytes", 67_108_864, "64 MiB"),
+        ("max_msg_size", -1, "unlimited"),
+        ("max_msgs", 10_000, "10,000"),
+        ("max_msgs_per_subject", -1, "unlimited"),
+        ("max_deliver", 0, "0"),
+        ("max_ack_pending", 1_000, "1,000"),
+        ("subjects", ("a", "b"), "a, b"),
+        ("filter_subjects", (), "all"),
+        ("sources", [{"name": "Z"}], "[{'name': 'Z'}]"),
+        ("no_ack", True, "yes"),
+        ("no_ack", False, "no"),
+        ("mirror", None, "none"),
+        ("description", "", "none"),
+        ("storage", "file", "file"),
+    ],
+)
+def test_values_are_shown_as_people_write_them(key: str, value: Any, text: str) -> None:
+    assert show(key, value) == text

@@ -228,11 +228,11 @@ def _expect(buffer: Bytes, at: Ints, byte: int, is_good: Bits) -> tuple[Ints, Bi
 
 def _has_before(buffer: Bytes, end: Ints, wanted: bytes) -> Bits:
     """Whether exactly these bytes stand before each position, compared eight at a time."""
-    is_there = end >= len(wanted)
+    is_there: Bits = end >= len(wanted)
     first = np.where(is_there, end - len(wanted), 0)
     width = min(_WORD, len(wanted))
     kind = np.dtype(f"<u{width}") if width in (4, 8) else np.dtype(np.uint8)
-    words = np.ndarray((len(buffer) - kind.itemsize + 1,), kind, buffer, strides=(1,))  # type: ignore[call-overload]
+    words = np.ndarray((len(buffer) - kind.itemsize + 1,), kind, buffer, strides=(1,))
     for offset in [*range(0, len(wanted) - kind.itemsize, kind.itemsize), len(wanted) - kind.itemsize]:
         word = np.frombuffer(wanted, kind, count=1, offset=offset)[0]
         is_there &= words[np.minimum(first + offset, len(words) - 1)] == word
@@ -240,7 +240,7 @@ def _has_before(buffer: Bytes, end: Ints, wanted: bytes) -> Bits:
 
 
 def _has_crlf(buffer: Bytes, at: Ints) -> Bits:
-    is_inside = at + 2 <= len(buffer)
+    is_inside: Bits = at + 2 <= len(buffer)
     safe = np.where(is_inside, at, 0)
     return is_inside & (buffer[safe] == _CR) & (buffer[safe + 1] == _LF)
 

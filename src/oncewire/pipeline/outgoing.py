@@ -215,7 +215,9 @@ def _odd(texts: Any) -> Sequence[bytes]:
 
 def _rows_of(offsets: Any, wrong: Any) -> Any:
     """Rows whose list holds a marked element."""
-    marks = np.flatnonzero(np.asarray(wrong.fill_null(True)) if isinstance(wrong, pa.Array | pa.ChunkedArray) else wrong)
+    marks = np.flatnonzero(
+        np.asarray(wrong.fill_null(True)) if isinstance(wrong, pa.Array | pa.ChunkedArray) else wrong
+    )
     edges = np.asarray(offsets).astype(np.int64)
     rows = np.zeros(len(edges) - 1, np.bool_)
     rows[np.searchsorted(edges, marks, side="right") - 1] = True
@@ -247,7 +249,7 @@ def digests(subject: Any, lines: Any, payload: Any) -> Any:
     lengths = [_digits(_sum(pc.binary_length(part), 0)) for part in (subject, lines)]
     whole = joined([lengths[0], b" ", lengths[1], b" ", subject, lines, payload], count)
     edges, values = contents(whole)
-    content, at = memoryview(values), edges.tolist()
+    content, at = memoryview(values.data), edges.tolist()
     hasher = partial(hashlib.blake2b, digest_size=DIGEST_BYTES)
     made = b"".join([hasher(content[a:b]).digest() for a, b in pairwise(at)])
     return fixed_width(np.frombuffer(made, np.uint8).reshape(count, DIGEST_BYTES))

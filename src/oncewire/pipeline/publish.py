@@ -94,7 +94,7 @@ class Publisher:
             end = min(max(limit, first + 1), first + CHUNK_RECORDS, len(made))
             number = self._number + first
             part = edges[first : end + 1]
-            yield Chunk(memoryview(values), part, number, set(range(number, number + end - first)))
+            yield Chunk(memoryview(values.data), part, number, set(range(number, number + end - first)))
             first = end
         self._number += len(made)
 
@@ -176,11 +176,14 @@ class Publisher:
     def _given_up(self) -> OncewireError:
         count = sum(len(chunk.open) for chunk in self._open)
         if isinstance(self._problem, NotFound503):
-            return NotFound(str(self._problem), hint="Declare a stream for the subject, and run `oncewire topology apply`.")
+            return NotFound(
+                str(self._problem), hint="Declare a stream for the subject, and run `oncewire topology apply`."
+            )
         if isinstance(self._problem, TimedOut):
             self._problem = None
+        reason = self._problem or "no answer came"
         return OutcomeUnknown(
-            f"{count} messages were sent and not confirmed within {OUTAGE_S:.0f} s: {self._problem or 'no answer came'}",
+            f"{count} messages were sent and not confirmed within {OUTAGE_S:.0f} s: {reason}",
             hint="Run the same batch again within the stream's duplicate window: the ids keep it from standing twice.",
         )
 

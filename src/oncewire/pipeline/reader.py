@@ -263,8 +263,6 @@ class Delivery:
             body = {"batch": count, "expires": PULL_EXPIRES_S * 1_000_000_000}
             self.wire.send(protocol.encode_pub(self._next, self._inbox, msgspec.json.encode(body)))
             self._asked += count
-        if not self._asked:
-            raise TimedOut(f"{self._stream} has more, and the range asks for none")
 
     # ---- receiving
 
@@ -276,7 +274,7 @@ class Delivery:
             self._take(0.0)
 
     def _take(self, timeout_s: float) -> None:
-        got = self.wire.receive_into(memoryview(self._memory)[self._filled :], timeout_s)
+        got = self.wire.receive_into(self._memory.data[self._filled :], timeout_s)
         if not got and timeout_s:
             raise TimedOut(f"{self._stream} has {self._pending} messages more, and none came for {STALL_S} s")
         self._filled += got
@@ -312,9 +310,11 @@ class Delivery:
 
     def _delivered(self, event: object) -> Row | None:
         """A delivery that the exact parser read; a status ends its pull or the consumer."""
-        if not isinstance(event, Message) or event.subject_raw == self._inbox and not event.reply:
-            return self._status(event) if isinstance(event, Message) else None
+        if not isinstance(event, Message):
+            return None
         if not event.reply.startswith(b"$JS.ACK."):
+            if event.subject_raw == self._inbox:
+                self._status(event)
             return None
         if self._expected is None:
             self._expected = Expected.of(INBOX_SID, event.reply)

@@ -17,9 +17,12 @@ Messages before the offset may be gone: they were read. Everything else stops th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 from oncewire.errors import Corrupt, Refused
@@ -136,7 +139,7 @@ def refuse_queue(facts: Facts) -> None:
 
 
 def find_loss(start: Offset, facts: Facts, time_before: str | None) -> Loss | None:
-    """What is wrong with going on from `start`. `time_before`: of the message start.sequence - 1, None if it is gone."""
+    """What is wrong with going on from `start`; `time_before` is that of the message before it, None if it is gone."""
     if start.created != facts.created:
         detail = f"it was created at {facts.created}, the checkpoint knows one from {start.created}"
         return Loss(facts.name, "recreated", start.sequence, facts.next, detail)
@@ -176,7 +179,7 @@ def cut(first: int, end: int, count: int) -> list[tuple[int, int]]:
     """[first, end) in `count` parts that differ by one at most."""
     size = end - first
     edges = [first + size * part // count for part in range(count + 1)]
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    return [(a, b) for a, b in pairwise(edges) if b > a]
 
 
 def unread(gaps: Sequence[tuple[int, int]], facts: Facts) -> Loss | None:
@@ -185,14 +188,20 @@ def unread(gaps: Sequence[tuple[int, int]], facts: Facts) -> Loss | None:
     return trimmed(facts, lost[0][0], lost[-1][1]) if lost else None
 
 
-def backlog(progress: dict[str, Any]) -> int:
-    """How many sequences a query's source has not read yet, from `StreamingQuery.lastProgress`."""
+def backlog(progress: Mapping[str, Any]) -> int:
+    """How many sequences a query had not read yet, from `StreamingQuery.lastProgress` (Spark 4.2 and newer)."""
     total = 0
-    for source in progress.get("sources", []):
-        latest, end = source.get("latestOffset"), source.get("endOffset")
-        if isinstance(latest, dict) and isinstance(end, dict):
-            total += max(0, int(latest.get("sequence", 0)) - int(end.get("sequence", 0)))
+    for source in progress["sources"]:
+        latest, end = (_sequence(source[name]) for name in ("latestOffset", "endOffset"))
+        total += max(0, latest - end) if latest and end else 0
     return total
+
+
+def _sequence(shown: object) -> int:
+    """Spark shows an offset as a text; 0 for what is none of ours."""
+    with suppress(ValueError):
+        shown = json.loads(shown) if isinstance(shown, str) else shown
+    return int(shown.get("sequence", 0)) if isinstance(shown, dict) else 0
 
 
 def parse_time_ns(text: str) -> int:

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 try:
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
 
     HAS_ADMISSION = True
 except ImportError:
@@ -126,7 +131,7 @@ def read_range(read: ReadOptions, schema: StructType, partition: Range | InputPa
     yield from RangeReader(read, part, columns).batches()
 
 
-def _arrow_zone() -> dict[str, str]:
+def _arrow_zone() -> dict[str, Any]:
     """Newer Sparks want the zone of timestamps said; older ones take UTC and know no such argument."""
     return {"timezone": "UTC"} if HAS_ADMISSION else {}
 
@@ -248,7 +253,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc, unused-ignore]
         facts = self.planner.facts()
         return self.planner.offset_at(self.read_options.start, facts, "startingOffsets").to_dict()
 
-    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name before 4.2
         facts = self.planner.facts()
         return Offset(facts.next, facts.created, facts.last_time).to_dict()
 

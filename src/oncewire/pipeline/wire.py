@@ -74,7 +74,7 @@ class Wire:
     def _hello(self, access: Access, server: str) -> dict[str, Any]:
         if access.is_tls_first:
             self._socket = _secure(self._socket, access, server)
-        info = self._await(Info, CONNECT_S).body
+        info: dict[str, Any] = self._await(Info, CONNECT_S).body
         if not access.is_tls_first and (access.wants_tls or info.get("tls_required") or server.startswith("tls://")):
             self._socket = _secure(self._socket, access, server)
         body = {

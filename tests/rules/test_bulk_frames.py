@@ -1,0 +1,190 @@
+"""The bulk parser beside the exact one: the same vectors, the same cuts, the same messages."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oncewire.errors import ProtocolViolation
+from oncewire.jetstream.protocol import Event, Message, Parser
+from oncewire.pipeline.frames import Cuts, Expected, split
+
+VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
+)
+PREFIX = b"$JS.ACK.ORDERS.ow-reader-5f6b"
+EXPECTED = Expected.of(1, PREFIX + b".1.1.1.1.1")
+TIME_NS = 1_763_123_456_789_012_345
+
+
+def delivery(sequence: int, payload: bytes, header: bytes = b"", subject: bytes = b"orders.placed") -> bytes:
+    """A message as a pull consumer sends it."""
+    reply = b"%b.1.%d.%d.%d.%d" % (PREFIX, sequence, sequence, TIME_NS + sequence, 7)
+    if header:
+        return b"HMSG %b 1 %b %d %d\r\n%b%b\r\n" % (
+            subject,
+            reply,
+            len(header),
+            len(header) + len(payload),
+            header,
+            payload,
+        )
+    return b"MSG %b 1 %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+
+
+def facts(message: Message) -> Any:
+    """What both parsers must agree on; the reply stands for its numbers."""
+    numbers = [int(token) if token.isdigit() else token for token in message.reply.split(b".")[-4:]]
+    return message.subject_raw, numbers, message.header_raw, message.payload
+
+
+def facts_of_cuts(buffer: bytes, cuts: Cuts) -> list[Any]:
+    rows = zip(*(getattr(cuts, name).tolist() for name in vars(cuts)), strict=True)
+    return [
+        (buffer[a:b], [sequence, number, time_ns, pending], buffer[c:d], buffer[d:e])
+        for a, b, c, d, e, sequence, number, time_ns, pending in rows
+    ]
+
+
+def bulk(pieces: list[bytes], expected: Expected | None = EXPECTED) -> tuple[list[Any], int]:
+    """Everything that the bulk parser finds, and how many messages of it were proven."""
+    found: list[Any] = []
+    proven = 0
+    rest = b""
+    for piece in pieces:
+        data = rest + piece
+        parts, used = split(np.frombuffer(data, np.uint8), expected)
+        for part in parts:
+            if isinstance(part, Cuts):
+                proven += len(part)
+                found += facts_of_cuts(data, part)
+            else:
+                found += [facts(event) if isinstance(event, Message) else event for event in part]
+        rest = data[used:]
+    return found, proven
+
+
+def exact(data: bytes) -> list[Any]:
+    return [facts(event) if isinstance(event, Message) else event for event in Parser().feed(data)]
+
+
+def cut(data: bytes, rng: random.Random, pieces: int) -> list[bytes]:
+    edges = sorted(rng.randrange(len(data) + 1) for _ in range(pieces))
+    return [data[a:b] for a, b in zip([0, *edges], [*edges, len(data)], strict=True)]
+
+
+@pytest.mark.parametrize("vector", VECTORS["streams"], ids=lambda vector: vector["name"])
+def test_every_vector_of_the_exact_parser_gives_the_same_events(vector: dict[str, Any]) -> None:
+    data = base64.b64decode(vector["bytes"])
+    assert exact(data) == bulk([data])[0] == bulk([data], None)[0]
+
+
+@pytest.mark.parametrize("vector", VECTORS["broken"], ids=lambda vector: vector["name"])
+def test_every_broken_vector_is_refused_also_behind_good_messages(vector: dict[str, Any]) -> None:
+    good = delivery(1, b"a") + delivery(2, b"b")
+    with pytest.raises(ProtocolViolation):
+        bulk([good + base64.b64decode(vector["bytes"]) + b"x" * 300_000])
+
+
+def test_ordinary_deliveries_are_all_proven() -> None:
+    data = b"".join(delivery(n, b"x" * (n % 50), b"NATS/1.0\r\nA: b\r\n\r\n" if n % 3 else b"") for n in range(1, 500))
+    found, proven = bulk([data])
+    assert exact(data) == found
+    assert 499 == proven
+
+
+def test_a_payload_that_looks_like_a_frame_is_a_payload() -> None:
+    """Also one that holds a whole delivery of this very reader, with sizes that fit."""
+    inner = delivery(99, b"inner")
+    poison = [inner, b"\r\n" + inner, inner[:-1], b"\r\n" + inner + inner, b"\r\n" + delivery(98, inner), b"\r\n" * 40]
+    data = b"".join(delivery(n, payload) for n, payload in enumerate(poison, 1)) + delivery(50, b"after")
+    found, proven = bulk([data])
+    assert exact(data) == found
+    assert len(poison) + 1 == len(found) == proven
+
+
+def test_a_ping_between_frames_does_not_stop_the_proof() -> None:
+    data = delivery(1, b"a") + b"PING\r\n" + delivery(2, b"b") + b"PING\r\nPING\r\n" + delivery(3, b"c") + delivery(4, b"")
+    found, proven = bulk([data])
+    assert exact(data) == found
+    assert 4 == proven
+
+
+def test_odd_spellings_go_to_the_exact_parser() -> None:
+    odd = delivery(2, b"b").replace(b" 1 $JS", b"  1\t$JS")
+    data = delivery(1, b"a") + odd + delivery(3, b"c")
+    found, proven = bulk([data])
+    assert exact(data) == found
+    assert 2 == proven
+
+
+def test_an_incomplete_frame_waits_for_its_rest() -> None:
+    data = delivery(1, b"a") + delivery(2, b"b" * 1000)
+    for size in range(len(delivery(1, b"a")), len(data)):
+        parts, used = split(np.frombuffer(data[:size], np.uint8), EXPECTED)
+        assert len(delivery(1, b"a")) == used
+        assert 1 == len(parts)
+
+
+def test_a_frame_whose_payload_does_not_end_in_crlf_is_refused() -> None:
+    data = delivery(1, b"aaaa") + delivery(2, b"bbbb")[:-2] + b"XX" + delivery(3, b"cccc")
+    with pytest.raises(ProtocolViolation, match="not followed by CRLF"):
+        bulk([data])
+
+
+def test_numbers_that_do_not_fit_are_left_to_the_exact_parser() -> None:
+    big = delivery(1, b"a").replace(b".1.1.1763", b".1.99999999999999999999.1763")
+    assert big != delivery(1, b"a")
+    assert 0 == bulk([big])[1]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("message"), st.binary(max_size=60), st.booleans()),
+            st.tuples(st.just("frame"), st.integers(1, 10**9), st.booleans()),
+            st.tuples(st.just("ping"), st.none(), st.booleans()),
+            st.tuples(st.just("other"), st.binary(max_size=20), st.booleans()),
+        ),
+        max_size=30,
+    ),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_mixture_in_any_cut_gives_what_the_exact_parser_gives(parts: list[Any], rng: random.Random) -> None:
+    data = b""
+    for number, (kind, value, is_headed) in enumerate(parts, 1):
+        header = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n" if is_headed else b""
+        if kind == "message":
+            data += delivery(number, value, header)
+        elif kind == "frame":
+            data += delivery(number, b"\r\n" * (value % 2) + delivery(value, b"y"), header)
+        elif kind == "ping":
+            data += b"PING\r\n"
+        else:
+            data += b"MSG _INBOX.x 2 %d\r\n%b\r\n" % (len(value), value)
+    assert exact(data) == bulk(cut(data, rng, rng.randrange(6)))[0]
+
+
+@given(st.binary(max_size=200), st.integers(0, 400), st.integers(1, 255))
+@settings(max_examples=400, deadline=None)
+def test_a_flipped_byte_is_seen_by_both_parsers_alike(payload: bytes, position: int, change: int) -> None:
+    data = bytearray(delivery(1, payload) + delivery(2, b"second", b"NATS/1.0\r\n\r\n") + delivery(3, b"third"))
+    data[position % len(data)] ^= change
+    assert outcome(lambda: exact(bytes(data))) == outcome(lambda: bulk([bytes(data)])[0])
+
+
+def outcome(parse: Any) -> list[Event] | str:
+    try:
+        events: list[Event] = parse()
+    except ProtocolViolation:
+        return "refused"
+    return events
