@@ -329,6 +329,20 @@ async def test_a_service_that_finds_its_subjects_taken_is_told(client: oncewire.
     assert "OTHER captures cmd.x" in left.steps[0].cost
 
 
+async def test_mirrors_and_sources_are_as_declared_too(client: oncewire.Client) -> None:
+    topology = _declared("""
+        [streams.COPY]
+        mirror = "BILLING"
+        [streams.JOINED]
+        sources = ["BILLING", "PAYMENTS"]
+        [buckets.sessions]
+        max_age = "1m"
+        history = 3
+    """)
+    assert (await apply(client, topology)).steps == ()
+    assert (await apply(client, topology)).steps == ()
+
+
 async def test_more_streams_and_consumers_than_one_page_are_all_seen(client: oncewire.Client) -> None:
     own = "[streams.MANY]\nsubjects = ['many.>']\n[services.w]\n"
     own += "".join(

@@ -170,7 +170,7 @@ class Stream(Struct, frozen=True, kw_only=True):
             "num_replicas": self.replicas or 1,
             "no_ack": self.no_ack,
             "allow_direct": self.allow_direct,
-            "allow_atomic": self.allow_atomic,
+            "allow_atomic": self.allow_atomic and not self.mirror,  # a mirror takes no publishes
             "allow_rollup_hdrs": self.allow_rollup,
             "deny_delete": self.deny_delete,
             "deny_purge": self.deny_purge,

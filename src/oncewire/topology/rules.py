@@ -138,10 +138,10 @@ def plan(part: Topology, found: Found, known: Topology | None = None) -> Plan:
     )
 
 
-def _order(step: Step) -> tuple[bool, int]:
+def _order(step: Step) -> tuple[bool, bool]:
     """Streams before their consumers; subjects are given up before another stream takes them."""
     gives_up = any(change.key == "subjects" and set(change.found) - set(change.declared) for change in step.changes)
-    return bool(step.consumer), 0 if gives_up else 1 if step.act is Act.UPDATE else 2
+    return bool(step.consumer), not gives_up
 
 
 def _stream(stream: Stream, found: Found) -> Step | str:
@@ -254,8 +254,6 @@ def normal_stream(config: Wire) -> Wire:
     normal["subjects"] = tuple(config.get("subjects") or ())
     for key in ("mirror", "sources", "republish", "subject_transform", "consumer_limits"):
         normal[key] = normal[key] or None
-    for key in ("max_bytes", "max_msgs", "max_msgs_per_subject", "max_msg_size", "max_consumers"):
-        normal[key] = normal[key] or -1
     return normal
 
 
@@ -263,9 +261,6 @@ def normal_consumer(config: Wire) -> Wire:
     normal = {key: config.get(key, default) for key, default in CONSUMER_DEFAULTS.items()}
     single = config.get("filter_subject")
     normal["filter_subjects"] = (single,) if single else tuple(config.get("filter_subjects") or ())
-    for key in ("backoff", "priority_groups"):
-        normal[key] = normal[key] or None
-    normal["priority_policy"] = normal["priority_policy"] or "none"
     return normal
 
 
@@ -356,9 +351,17 @@ def _notes(part: Topology, found: Found) -> Iterator[str]:
         yield "this server is too old for atomic batches (2.12 has them): publishing is slower where it syncs always"
     for stream in part.streams:
         there = found.streams.get(stream.name)
-        for key, value in there.config.items() if there else ():
-            if key not in STREAM_DEFAULTS and key not in _OPERATORS and value:
-                yield f"{stream.item} has {key} = {value!r}, a key that this version does not judge"
+        yield from _unjudged(stream.item, there.config if there else {}, STREAM_DEFAULTS)
+    for consumer in part.consumers:
+        around = found.streams.get(consumer.stream)
+        durable = around.consumers.get(consumer.name) if around else None
+        yield from _unjudged(consumer.item, durable.config if durable else {}, CONSUMER_DEFAULTS)
+
+
+def _unjudged(item: str, config: Wire, judged: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in config.items():
+        if key not in judged and key not in _OPERATORS and value:
+            yield f"{item} has {key} = {value!r}, a key that this version does not judge"
 
 
 def show(key: str, value: Any) -> str:

@@ -7,11 +7,12 @@ may do this at once: who comes second finds the thing there (10058, 10148), look
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from datetime import datetime
 from typing import Any
 
-from oncewire.errors import NotFound, OncewireError, Unavailable
+from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, TimedOut, Unavailable
 from oncewire.jetstream import Client, codes
 from oncewire.topology.model import Topology
 from oncewire.topology.rules import Act, Found, FoundConsumer, FoundStream, Permitted, Plan, Step, plan
@@ -19,9 +20,15 @@ from oncewire.topology.rules import Act, Found, FoundConsumer, FoundStream, Perm
 API_TIMEOUT_S = 15.0
 """Longer than a request needs on one server: a cluster may elect in between."""
 
+STEP_TIMEOUT_S = 5.0
+
 CONSUMER_TO_UPDATE_NOT_FOUND = 10149
-ROUNDS_MAX = 5
+ROUNDS_MAX = 20
 """How often a plan is made anew because others changed the server meanwhile."""
+
+LOOK_AGAIN_S = 0.25
+ELECTION_S_MAX = 8.0
+"""Longer than the election of a leader takes (4 to 6 s)."""
 
 OVERTAKEN = frozenset(
     {
@@ -38,12 +45,32 @@ OnStep = Callable[[Step], None]
 Permit = Callable[[Iterable[Step]], Permitted]
 
 
+class _Silent(Unavailable):
+    """Something is there and does not answer."""
+
+
 class _Overtaken(Exception):
     """What the plan has seen is no longer there."""
 
 
 async def look(client: Client, topology: Topology, *, is_whole: bool = True) -> Found:
-    """What the server has of this topology. `is_whole` also lists what else is there; it needs wider permissions."""
+    """What the server has of this topology. `is_whole` also lists what else is there; it needs wider permissions.
+
+    In a cluster a stream that somebody just made has no leader for a moment, and is neither there nor missing: to take
+    it for missing could make it anew. So we look again, for a while.
+    """
+    clock = asyncio.get_running_loop().time
+    until = clock() + ELECTION_S_MAX
+    while True:
+        try:
+            return await _look(client, topology, is_whole)
+        except _Silent:
+            if clock() > until:
+                raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+async def _look(client: Client, topology: Topology, is_whole: bool) -> Found:
     info = await client.api("INFO", timeout_s=API_TIMEOUT_S)
     streams: dict[str, FoundStream] = {}
     others: dict[str, tuple[str, ...]] = {}
@@ -51,16 +78,17 @@ async def look(client: Client, topology: Topology, *, is_whole: bool = True) -> 
     async for answer in _answers(client, declared, is_whole):
         name = answer["config"]["name"]
         if name in declared:
-            streams[name] = await _look_into(client, answer)
+            durables = {consumer.name for consumer in topology.consumers if consumer.stream == name}
+            streams[name] = await _look_into(client, answer, durables)
         else:
             others[name] = tuple(answer["config"].get("subjects") or ())
     level = int(info.get("api", {}).get("level") or 0)
     return Found(streams=streams, others=others, api_level=level)
 
 
-async def _answers(client: Client, names: set[str], is_whole: bool) -> AsyncIterator[dict[str, Any]]:
+async def _answers(client: Client, names: Set[str], is_whole: bool) -> AsyncIterator[dict[str, Any]]:
     if is_whole:
-        async for answer in _pages(client, "STREAM.LIST", "streams"):
+        async for answer in _pages(client, "STREAM.LIST", "streams", names):
             yield answer
         return
     for name in sorted(names):
@@ -70,10 +98,16 @@ async def _answers(client: Client, names: set[str], is_whole: bool) -> AsyncIter
             continue
 
 
-async def _pages(client: Client, endpoint: str, field: str) -> AsyncIterator[dict[str, Any]]:
+async def _pages(client: Client, endpoint: str, field: str, needed: Set[str]) -> AsyncIterator[dict[str, Any]]:
     offset = 0
     while True:
         answer = await client.api(endpoint, {"offset": offset}, timeout_s=API_TIMEOUT_S)
+        silent = needed & set(answer.get("missing") or ())
+        if silent:
+            raise _Silent(
+                f"{field} that are there do not answer: {', '.join(sorted(silent))}",
+                hint="Their servers are down or electing a leader: wait, or bring them back.",
+            )
         page = answer.get(field) or []
         for one in page:
             yield one
@@ -82,11 +116,11 @@ async def _pages(client: Client, endpoint: str, field: str) -> AsyncIterator[dic
             return
 
 
-async def _look_into(client: Client, answer: Mapping[str, Any]) -> FoundStream:
+async def _look_into(client: Client, answer: Mapping[str, Any], durables: Set[str]) -> FoundStream:
     config, state = answer["config"], answer["state"]
     consumers: dict[str, FoundConsumer] = {}
     try:
-        async for one in _pages(client, f"CONSUMER.LIST.{config['name']}", "consumers"):
+        async for one in _pages(client, f"CONSUMER.LIST.{config['name']}", "consumers", durables):
             consumers[one["name"]] = FoundConsumer(
                 name=one["name"],
                 config=one["config"],
@@ -127,8 +161,11 @@ async def bring_about(
         if not todo:
             return left
         for step in todo:
-            if await _is_done(client, step):
-                on_step(step)
+            try:
+                if await _is_done(client, step):
+                    on_step(step)
+            except (TimedOut, OutcomeUnknown):
+                break  # of several that make one thing in a cluster at once, some get no answer: look what is there
     raise Unavailable(
         f"still not as declared after {ROUNDS_MAX} rounds: {', '.join(step.item for step in todo)}",
         hint="Somebody else changes them at the same time, or the server does not keep what it is told.",
@@ -155,17 +192,17 @@ async def carry_out(client: Client, step: Step) -> None:
     if step.consumer:
         action = "update" if step.act is Act.UPDATE else "create"
         body = {"stream_name": step.stream, "config": step.config, "action": action}
-        await client.api(f"CONSUMER.CREATE.{step.stream}.{step.consumer}", body, timeout_s=API_TIMEOUT_S)
+        await client.api(f"CONSUMER.CREATE.{step.stream}.{step.consumer}", body, timeout_s=STEP_TIMEOUT_S)
     else:
         verb = "UPDATE" if step.act is Act.UPDATE else "CREATE"
-        await client.api(f"STREAM.{verb}.{step.stream}", step.config, timeout_s=API_TIMEOUT_S)
+        await client.api(f"STREAM.{verb}.{step.stream}", step.config, timeout_s=STEP_TIMEOUT_S)
 
 
 async def _delete(client: Client, step: Step) -> None:
     """Delete what the plan has seen, not what somebody else made anew since. Never sent twice."""
     where = f"{step.stream}.{step.consumer}" if step.consumer else step.stream
     noun = "CONSUMER" if step.consumer else "STREAM"
-    now = await client.api(f"{noun}.INFO.{where}", timeout_s=API_TIMEOUT_S)
+    now = await client.api(f"{noun}.INFO.{where}", timeout_s=STEP_TIMEOUT_S)
     if now["created"] != step.created:
         raise _Overtaken
-    await client.api(f"{noun}.DELETE.{where}", timeout_s=API_TIMEOUT_S, repeat=False)
+    await client.api(f"{noun}.DELETE.{where}", timeout_s=STEP_TIMEOUT_S, repeat=False)
