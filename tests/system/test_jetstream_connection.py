@@ -502,7 +502,9 @@ async def test_a_late_answer_reaches_nobody_else(server: NatsServer) -> None:
 
 PERMISSIONS = """
     authorization { users: [ { user: "u", password: "p", permissions: {
-        publish: { deny: ["secret.>", "$JS.API.STREAM.DELETE.>", "$JS.API.CONSUMER.MSG.NEXT.>"] }
+        publish: { deny: [
+            "secret.>", "$JS.API.STREAM.DELETE.>", "$JS.API.CONSUMER.MSG.NEXT.>", "$JS.API.DIRECT.GET.>"
+        ] }
         subscribe: { deny: ["hidden.>"] }
     } } ] }
 """
@@ -518,14 +520,16 @@ async def test_who_lacks_a_permission_is_told_and_the_connection_stays() -> None
                 client.publish_atomic([Outgoing("open.a", b""), Outgoing("secret.a", b"")]),
                 client.call("secret.b", b""),
                 client.api(f"STREAM.DELETE.{stream}"),
+                client.get_batch(stream, timeout_s=600),
+                client.get(stream, 1),
             ):
-                with pytest.raises(PermissionDenied, match=r"secret|STREAM\.DELETE"):
+                with pytest.raises(PermissionDenied, match=r"secret|STREAM\.DELETE|DIRECT\.GET"):
                     await within(use)
             async with client.pull(stream, "c") as pull:
                 with pytest.raises(PermissionDenied):
                     await within(pull.fetch())
             denied: list[PermissionDenied] = []
-            client.connection.subscribe("hidden.a", lambda _: None, denied=denied.append)
+            client.subscribe("hidden.a", lambda _: None, denied=denied.append)
             await until(lambda: denied)
 
             [bad, good] = await client.publish_many([Outgoing("secret.a", b""), Outgoing("open.a", b"")])

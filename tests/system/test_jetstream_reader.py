@@ -336,6 +336,19 @@ async def test_many_messages_are_read_at_once(shared_server: NatsServer) -> None
         assert 0 < len(few) < 100
 
 
+async def test_a_read_that_a_broken_connection_interrupts_is_asked_again(server: NatsServer) -> None:
+    async with Proxy(server.port) as proxy, quick(proxy.url) as client:
+        stream = await make_stream(client)
+        await client.publish_many(outgoing(stream, 10))
+        proxy.swallow_answers = True
+        reading = asyncio.create_task(client.get_batch(stream, timeout_s=600))
+        await until(lambda: proxy.swallowed_bytes > 0)
+        proxy.swallow_answers = False
+        proxy.cut()
+
+        assert [one.sequence for one in await within(reading)] == list(range(1, 11))
+
+
 async def test_the_last_of_each_subject_is_one_picture(shared_server: NatsServer) -> None:
     async with connect(shared_server.url) as client:
         stream = await make_stream(client)

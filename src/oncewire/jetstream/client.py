@@ -19,7 +19,15 @@ from oncewire.contracts import ids
 from oncewire.contracts.canonical import canonical
 from oncewire.contracts.message import MessageEnvelope, decode_message, encode_message
 from oncewire.contracts.runtime import RuntimeEnvelope, encode_runtime
-from oncewire.errors import ContractViolation, NoResponders, OncewireError, ProtocolViolation, Refused, Unavailable
+from oncewire.errors import (
+    ContractViolation,
+    NoResponders,
+    OncewireError,
+    PermissionDenied,
+    ProtocolViolation,
+    Refused,
+    Unavailable,
+)
 from oncewire.jetstream import codes, protocol, stored
 from oncewire.jetstream.connection import Connection, Subscription
 from oncewire.jetstream.fast import Ingested, publish_fast
@@ -285,9 +293,19 @@ class Client:
 
         return self.serve(subject, answer, queue=queue)
 
-    def subscribe(self, subject: str, deliver: Callable[[Message], None], *, queue: str = "") -> Subscription:
-        """Plain NATS: each message that is published from now on, not stored, at most once."""
-        return self.connection.subscribe(subject, deliver, queue=queue)
+    def subscribe(
+        self,
+        subject: str,
+        deliver: Callable[[Message], None],
+        *,
+        queue: str = "",
+        denied: Callable[[PermissionDenied], None] | None = None,
+    ) -> Subscription:
+        """Plain NATS: each message that is published from now on, not stored, at most once.
+
+        The server refuses a subscription later than this returns: `denied` is told.
+        """
+        return self.connection.subscribe(subject, deliver, queue=queue, denied=denied)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         self.connection.unsubscribe(subscription)

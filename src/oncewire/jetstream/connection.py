@@ -498,6 +498,9 @@ class Connection:
                 await asyncio.shield(answered)
         except TimeoutError:
             raise TimedOut(f"the NATS server did not answer within {timeout_s} s") from None
+        except NotConnected:
+            self.check_open()  # closed for a reason says more
+            raise
 
     # ---- writing
 

@@ -19,7 +19,9 @@ from oncewire.errors import (
     ContractViolation,
     NoResponders,
     NotFound,
+    OncewireError,
     OutcomeUnknown,
+    PermissionDenied,
     ProtocolViolation,
     Refused,
     TimedOut,
@@ -156,11 +158,13 @@ async def get_last_of(
 
 
 class _Collector:
-    """Gathers the replies of one batched get until the server says that it was the last."""
+    """Gathers the replies of one batched get until the server says that it was the last. Listens for loss meanwhile."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, subject: str) -> None:
         self.messages: list[Message] = []
         self.done: asyncio.Future[tuple[int, str]] = loop.create_future()
+        self.done.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        self.subject = subject
 
     def on_reply(self, number: int, message: Message) -> None:  # noqa: ARG002 - the reply's shape
         status, text = protocol.parse_status(message.header_raw)
@@ -169,25 +173,55 @@ class _Collector:
         elif not self.done.done():
             self.done.set_result((status, text))
 
+    def _fail(self, error: OncewireError) -> None:
+        if not self.done.done():
+            self.done.set_exception(error)
+
+    def on_connected(self) -> None:
+        """The one who waits asks again."""
+
+    def on_lost(self, reason: str) -> None:
+        self._fail(OutcomeUnknown(f"the connection broke while reading: {reason}"))
+
+    def on_denied(self, subject: str, error: PermissionDenied) -> None:
+        if subject == self.subject:
+            self._fail(error)
+
+    def in_flight(self) -> int:
+        return 1
+
+
+async def _ask(
+    connection: Connection, collector: _Collector, request: dict[str, Any], deadline: float
+) -> tuple[int, str]:
+    number = connection.take_numbers()
+    connection.replies[number] = collector.on_reply
+    connection.listeners.append(collector)
+    subject = protocol.encode_subject(collector.subject)
+    try:
+        connection.write(protocol.encode_pub(subject, connection.reply_to(number), msgspec.json.encode(request)))
+        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            return await collector.done
+    finally:
+        connection.listeners.remove(collector)
+        connection.replies.pop(number, None)
+
 
 async def _collect(
     connection: Connection, stream: str, request: dict[str, Any], timeout_s: float
 ) -> list[StoredMessage]:
+    """Ask, and ask again when the connection breaks: reading twice changes nothing."""
     deadline = time.monotonic() + timeout_s
-    if not connection.is_ready:
+    while True:
         await connection.ready(deadline)
-    number = connection.take_numbers()
-    collector = _Collector(connection.loop)
-    connection.replies[number] = collector.on_reply
-    subject = protocol.encode_subject(f"$JS.API.DIRECT.GET.{stream}")
-    try:
-        connection.write(protocol.encode_pub(subject, connection.reply_to(number), msgspec.json.encode(request)))
-        async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-            status, text = await collector.done
-    except TimeoutError:
-        raise TimedOut(f"reading {stream} took longer than {timeout_s} s, {len(collector.messages)} came") from None
-    finally:
-        connection.replies.pop(number, None)
+        collector = _Collector(connection.loop, f"$JS.API.DIRECT.GET.{stream}")
+        try:
+            status, text = await _ask(connection, collector, request, deadline)
+            break
+        except OutcomeUnknown:
+            continue
+        except TimeoutError:
+            raise TimedOut(f"reading {stream} took longer than {timeout_s} s, {len(collector.messages)} came") from None
     if status == 404:
         return []
     if status == 503:
