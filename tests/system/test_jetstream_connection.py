@@ -439,6 +439,9 @@ async def test_what_waits_for_a_server_that_stopped_reading_is_bounded() -> None
             await within(client.publish("a.b", b"x" * 1_000, timeout_s=0.3))
         with pytest.raises(TimedOut):
             await within(client.call("a.b", b"", timeout_s=0.3))
+        subscription = client.subscribe("a.b", lambda _: None)
+        client.unsubscribe(subscription)
+        assert client.connection._subs == {}
 
 
 async def _write_for_ever(client: Client, chunk: bytes) -> None:

@@ -510,6 +510,9 @@ class Connection:
             raise NotConnected(f"the connection to NATS is {self.state}")
         if not self._is_writable:
             self._check_room(len(data))
+        self._queue(data)
+
+    def _queue(self, data: bytes) -> None:
         self._out.append(data)
         self._out_bytes += len(data)
         if self._out_bytes >= FLUSH_BYTES:
@@ -567,12 +570,12 @@ class Connection:
         sub = Subscription(self._sid, protocol.encode_filter(subject), encoded_queue, deliver, denied)
         self._subs[sub.sid] = sub
         if self._wire is not None:
-            self.write(protocol.encode_sub(sub.subject, sub.sid, sub.queue))
+            self._queue(protocol.encode_sub(sub.subject, sub.sid, sub.queue))  # small, and half done would be worse
         return sub
 
     def unsubscribe(self, sub: Subscription) -> None:
         if self._subs.pop(sub.sid, None) is not None and self._wire is not None:
-            self.write(protocol.encode_unsub(sub.sid))
+            self._queue(protocol.encode_unsub(sub.sid))
 
     def take_numbers(self, count: int = 1) -> int:
         """The first of `count` fresh reply numbers."""
