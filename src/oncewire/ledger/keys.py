@@ -5,12 +5,13 @@ are kept the way a log-structured store keeps them: the newest (those of the blo
 all older ones in sorted runs on disk, behind a filter that says "surely not there" for all but a few in ten thousand.
 
 The filter is a bitmap with three probes, 32 bits per key: it is rebuilt from the runs when a ledger is opened.
+PostgreSQL has no need of it: there the unique index that finds a key also lets the first of two processes win.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
 from oncewire.ledger.rules import KEY_BYTES
@@ -22,6 +23,7 @@ PAGE_ITEMS: Final = 160
 SPILL_KEYS: Final = 65_536
 BITS_PER_KEY: Final = 32
 _PROBES: Final = struct.Struct(">III")
+_PROBES_OF_ITEM: Final = struct.Struct(">III12x")
 
 
 class Place(NamedTuple):
@@ -56,6 +58,15 @@ class Filter:
             bits[place >> 3] |= 1 << (place & 7)
         self.count += 1
 
+    def add_page(self, page: bytes) -> None:
+        """All keys of a page of a run."""
+        bits, mask = self._bits, self._mask
+        for probes in _PROBES_OF_ITEM.iter_unpack(page):
+            for probe in probes:
+                place = probe & mask
+                bits[place >> 3] |= 1 << (place & 7)
+        self.count += len(page) // ITEM_BYTES
+
     def may_have(self, key: bytes) -> bool:
         bits, mask = self._bits, self._mask
         for probe in _PROBES.unpack_from(key):
@@ -65,9 +76,9 @@ class Filter:
         return True
 
 
-def pages(items: Sequence[tuple[bytes, Place]]) -> Iterator[tuple[bytes, bytes]]:
+def pages(items: Mapping[bytes, Place]) -> Iterator[tuple[bytes, bytes]]:
     """A sorted run cut into pages: the first key of each, and its items."""
-    ordered = sorted((key, encode_place(place)) for key, place in items)
+    ordered = sorted((key, encode_place(place)) for key, place in items.items())
     for start in range(0, len(ordered), PAGE_ITEMS):
         part = ordered[start : start + PAGE_ITEMS]
         yield part[0][0], b"".join([ITEM.pack(key, place) for key, place in part])
@@ -80,13 +91,15 @@ def find_in_page(page: bytes, key: bytes) -> Place | None:
     return None if at < 0 else decode_place(ITEM.unpack_from(page, at)[1])
 
 
-def keys_in_page(page: bytes) -> Iterator[bytes]:
-    return (page[at : at + KEY_BYTES] for at in range(0, len(page), ITEM_BYTES))
+def places_of(number: int, keys: bytes) -> dict[bytes, Place]:
+    """The keys of a block, joined as they are stored, with where they stand."""
+    starts = range(0, len(keys), KEY_BYTES)
+    return {keys[start : start + KEY_BYTES]: Place(number, at) for at, start in enumerate(starts)}
 
 
-def filter_of(found: Iterable[bytes], expected: int) -> Filter:
-    """A filter with room to double."""
-    made = Filter(max(2 * expected, 4 * SPILL_KEYS))
-    for key in found:
-        made.add(key)
-    return made
+def place_in(number: int, keys: bytes, key: bytes) -> Place | None:
+    """One key of a block."""
+    at = keys.find(key)
+    while at >= 0 and at % KEY_BYTES:
+        at = keys.find(key, at + 1)
+    return None if at < 0 else Place(number, at // KEY_BYTES)

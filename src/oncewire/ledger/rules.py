@@ -164,6 +164,7 @@ class Announcement(msgspec.Struct, frozen=True):
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Content).decode
 _json = msgspec.json.Encoder().encode
+_read_json = msgspec.json.Decoder(Announcement).decode
 
 
 def pack(content: Content) -> bytes:
@@ -267,12 +268,23 @@ class Ledger(NamedTuple):
         return agent_name(self.tenant, self.workspace, self.agent)
 
 
-def next_block(
-    ledger: Ledger, head: Head, content: Content, sources: Mapping[str, Source], confirmed: Confirmed
-) -> tuple[Head, bytes]:
+class Summed(NamedTuple):
+    """What a block adds to its chain, whatever the chain's end is: computed before the chain is locked."""
+
+    inputs: list[Inputs]
+    effects: list[str]
+    state: bytes
+
+
+def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
+    counted = [element(ledger.name, entry) for entry in content.entries if entry.outcome in COUNTED]
+    ids = [effect.id for effect in content.effects]
+    return Summed(inputs_of(content.entries, sources), ids, add(NO_STATE, counted))
+
+
+def next_block(ledger: Ledger, head: Head, block: Summed, confirmed: Confirmed) -> tuple[Head, bytes]:
     """The new end of the chain and the announcement of the block that makes it."""
-    counted = [entry for entry in content.entries if entry.outcome in COUNTED]
-    state = add(head.state, [element(ledger.name, entry) for entry in counted])
+    state = add(head.state, [block.state])
     announcement = _json(
         Announcement(
             ANNOUNCEMENT_VERSION,
@@ -282,19 +294,65 @@ def next_block(
             ledger.agent,
             head.number + 1,
             head.hash.hex(),
-            inputs_of(content.entries, sources),
-            [effect.id for effect in content.effects],
+            block.inputs,
+            block.effects,
             state.hex(),
             confirmed,
         )
     )
-    return Head(head.number + 1, hashlib.sha256(announcement).digest(), state), announcement
+    return Head(head.number + 1, announcement_hash(announcement), state), announcement
+
+
+def announcement_hash(announcement: bytes) -> bytes:
+    return hashlib.sha256(announcement).digest()
+
+
+def read_announcement(announcement: bytes) -> Announcement:
+    return _read_json(announcement)
 
 
 def announcement_id(ledger_id: str, agent: str, number: int) -> str:
     """`Nats-Msg-Id` of a block's announcement."""
     text = f"{len(ledger_id)}:{ledger_id}{len(agent)}:{agent}{number}".encode()
     return f"bl.{hashlib.sha256(text).hexdigest()[:40]}"
+
+
+# ---- what is confirmed
+
+Ranges = list[tuple[int, int]]
+"""Closed ranges of places in a block. The announcement stands after the last effect."""
+
+
+def holes(count: int, covered: Iterable[tuple[int, int]]) -> Ranges:
+    """The closed ranges of 0 … count-1 that are not covered. They may overlap: two processes may have sent the same."""
+    found, at = [], 0
+    for first, last in sorted(covered):
+        if first > at:
+            found.append((at, first - 1))
+        at = max(at, last + 1)
+    if at < count:
+        found.append((at, count - 1))
+    return found
+
+
+def confirmed_up_to(start: int, blocks: Iterable[tuple[int, int]], marks: Mapping[int, Ranges]) -> int:
+    """How far all is confirmed: over (number, effects) of the blocks after `start`, up to the first with a hole."""
+    at = start
+    for number, effects in blocks:
+        if number != at + 1 or holes(effects + 1, marks.get(number, [])):
+            break
+        at = number
+    return at
+
+
+def settled_keys(agent: str, entries: Iterable[Entry]) -> list[bytes]:
+    """The keys under which attempts at these inputs may stand: an input that is given up began under its identity."""
+    keys = []
+    for entry in entries:
+        keys.append(entry.key)
+        if entry.outcome is not Outcome.DONE and entry.identity:
+            keys.append(identity_key(agent, entry.identity))
+    return keys
 
 
 # ---- retries

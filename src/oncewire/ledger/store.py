@@ -6,17 +6,28 @@ in one thread beside the event loop.
 
 The order within a transaction:
 
-    begin → claim(keys) → handlers, each in a savepoint from its first use of the connection → drop_claims of those that
-    did not settle → append(block) as the last statement → commit
+    begin → claim(keys) → handlers, each in a savepoint from its first use of the connection → append(block), which
+    takes the chain's lock, as late as can be → commit
+
+A claim whose input is not in the appended block is given back at the commit.
+
+Errors: `NotConnected` means that the store is away (begin again later), any other `Unavailable` that this transaction
+could not go through (a deadlock, a lock that took too long, a full disk): roll back, then run its inputs one by one.
+`Refused` out of a transaction means that a handler ended it: nothing of it was kept; alone, it is that input's failure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
+import msgspec
+
+from oncewire.errors import Corrupt
 from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Source
+from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Source, unpack
+
+RECENT_BLOCKS: Final = 4
 
 
 class Mark(NamedTuple):
@@ -57,6 +68,34 @@ class Block(NamedTuple):
     announcement: bytes
 
 
+def read_block(number: int, content: bytes, announcement: bytes) -> Block:
+    """A block from its columns; bytes that are no block are damage."""
+    try:
+        return Block(number, unpack(content), announcement)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"block {number} of the ledger cannot be read: {error}") from error
+
+
+class RecentBlocks:
+    """The blocks that were read last: a batch that comes again asks for the same few a thousand times."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, Block] = {}
+
+    def get(self, number: int) -> Block | None:
+        return self._blocks.get(number)
+
+    def add(self, block: Block) -> Block:
+        if len(self._blocks) >= RECENT_BLOCKS:
+            self._blocks.pop(next(iter(self._blocks)))
+        self._blocks[block.number] = block
+        return block
+
+    def clear(self) -> None:
+        """After a rollback: a number may be given to another block."""
+        self._blocks.clear()
+
+
 class Store(Protocol):
     """See the module's head. Errors are from our tree, whatever the driver raises."""
 
@@ -74,8 +113,9 @@ class Store(Protocol):
 
     # ---- a transaction
     def begin(self) -> None: ...
-    def claim(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
-        """Those of the keys that are settled already, with where. The others are this transaction's from now on."""
+    def claim(self, keys: Sequence[bytes], look: Sequence[bytes] = ()) -> dict[bytes, Place]:
+        """Those of all these keys that are settled already, with where. The others of `keys` are this transaction's
+        from now on: whoever else claims one waits for its end. Once per transaction."""
 
     def drop_claims(self, keys: Sequence[bytes]) -> None: ...
     def savepoint(self) -> None: ...
@@ -96,13 +136,17 @@ class Store(Protocol):
         """Inside a transaction: those that it then drops, so that no other process sends them too."""
 
     def next_due_ms(self) -> int | None: ...
-    def drop_due(self, ids: Sequence[str]) -> None: ...
+    def drop_due(self, ids: Sequence[str]) -> set[str]:
+        """Remove delayed effects; returns those that were still there: the others are somebody else's."""
 
     # ---- reading
     def head(self) -> Head: ...
+    def base(self) -> Head:
+        """Where the kept part of the chain begins: all blocks up to it were forgotten."""
+
     def confirmed(self) -> Confirmed: ...
     def block(self, number: int) -> Block | None: ...
-    def unconfirmed(self) -> list[tuple[int, list[tuple[int, int]]]]:
+    def unconfirmed(self) -> list[tuple[int, Ranges]]:
         """Blocks with effects that are not confirmed, and the closed ranges of those effects."""
 
     # ---- processes

@@ -5,14 +5,21 @@ CREATE TABLE IF NOT EXISTS ledger_meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
--- The end of each agent's chain, and up to which block all effects are confirmed.
+-- Each agent's chain: its end, where it begins (all before was forgotten), up to which block all effects are confirmed
+-- and how far that reaches in each stream, up to which block the keys stand in runs and how many they are.
 CREATE TABLE IF NOT EXISTS ledger_chains (
     chain INTEGER PRIMARY KEY,
     agent TEXT NOT NULL UNIQUE,
     number INTEGER NOT NULL,
     hash BLOB NOT NULL,
     state BLOB NOT NULL,
-    confirmed INTEGER NOT NULL DEFAULT 0
+    base INTEGER NOT NULL,
+    base_hash BLOB NOT NULL,
+    base_state BLOB NOT NULL,
+    confirmed INTEGER NOT NULL DEFAULT 0,
+    confirmed_streams TEXT NOT NULL DEFAULT '{}',
+    spilled INTEGER NOT NULL DEFAULT 0,
+    spilled_keys INTEGER NOT NULL DEFAULT 0
 );
 
 -- One row per group commit: the keys of its entries (16 bytes each), its content packed, its announcement.
@@ -41,10 +48,11 @@ CREATE TABLE IF NOT EXISTS ledger_marks (
 
 -- Keys of older blocks, sorted, in runs of pages: 24 bytes each (key, block, place in the block).
 CREATE TABLE IF NOT EXISTS ledger_runs (
+    chain INTEGER NOT NULL,
     run INTEGER NOT NULL,
     first BLOB NOT NULL,
     items BLOB NOT NULL,
-    PRIMARY KEY (run, first)
+    PRIMARY KEY (chain, run, first)
 ) WITHOUT ROWID;
 
 -- Inputs that began or failed and are not settled: what a poison message leaves behind.

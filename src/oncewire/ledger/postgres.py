@@ -1,0 +1,368 @@
+"""The ledger in PostgreSQL: several processes on several machines share it, each through one session of its own.
+
+Handlers get the `psycopg.Connection` itself. What keeps their rows and the ledger together:
+
+- `commit()` and `rollback()` are refused by psycopg, COMMIT and its like by our cursor, before they reach the server;
+- a COMMIT that hides in a function call or between two statements fails at the server, and with it the transaction: a
+  deferred trigger looks for the mark that only the agent takes away (`ledger_open`);
+- a transaction that ended in any other way is noticed by its missing savepoint, and nothing is written after it.
+
+Two processes with the same input: both insert its key, the second waits for the first and then finds it settled. Keys
+are inserted in order, so that two batches which share several never wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from oncewire.errors import PermissionDenied, Refused, Unavailable
+from oncewire.ledger import keys as key_rules
+from oncewire.ledger import rules
+from oncewire.ledger.keys import Place
+from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
+from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
+from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, read_block
+
+FORMAT: Final = "1"
+HANDLER_S: Final = 300.0
+
+_decode_sending = msgspec.msgpack.Decoder(Sending).decode
+_encode = msgspec.msgpack.Encoder().encode
+_encode_json = msgspec.json.Encoder().encode
+
+
+class PostgresStore:
+    """See the module's head; the protocol is `ledger.store.Store`."""
+
+    def __init__(self, url: str, *, schema: str = "", handler_timeout_s: float = HANDLER_S) -> None:
+        self.url = url
+        self.ledger_id = ""
+        self._session = PostgresSession(url, schema, handler_timeout_s)
+        self._agent = ""
+        self._chain = 0
+        self._ledger: Ledger | None = None
+        self._blocks = RecentBlocks()
+        self._group = 0
+        self._claimed: set[bytes] = set()
+        self._transaction: psycopg.Transaction | None = None
+        self._is_torn = False
+
+    # ---- life
+
+    def open(self, tenant: str, workspace: str, agent: str) -> Ledger:
+        try:
+            self._agent = rules.agent_name(tenant, workspace, agent)
+            self._session.connect()
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+        self._ledger = Ledger(f"{self.ledger_id}-{self._chain}", tenant, workspace, agent)
+        return self._ledger
+
+    def _prepare(self) -> None:
+        with self._own() as cursor:
+            try:
+                found = cursor.execute(
+                    self._session.sql["meta"], {"id": secrets.token_hex(8), "format": FORMAT}
+                ).fetchall()
+            except psycopg.errors.UndefinedTable:
+                raise Refused(
+                    f"schema {self._session.schema} holds no ledger",
+                    hint="Run `oncewire migrate`, with the same --schema.",
+                ) from None
+            meta = dict(found)
+            if meta["format"] != FORMAT:
+                raise Refused(
+                    f"the ledger has format {meta['format']}, this version reads {FORMAT}",
+                    hint="Use the version of oncewire that wrote it.",
+                )
+            self.ledger_id = meta["id"]
+            cursor.execute(self._session.sql["add_chain"], (self._agent, *rules.FIRST, *rules.FIRST))
+            self._chain = self._one(cursor.execute(self._session.sql["chain"], (self._agent,)))[0]
+
+    def close(self) -> None:
+        self._transaction = None
+        self._session.close()
+
+    def identity(self) -> dict[str, str]:
+        """What tells this ledger from every other: its id with the cluster, the database and the schema."""
+        try:
+            with self._own() as cursor:
+                cluster, database = self._one(cursor.execute(self._session.sql["identity"]))
+        except PermissionDenied:
+            cluster, database = "", ""
+        return {"ledger": self.ledger_id, "store": f"postgresql:{cluster}:{database}:{self._session.schema}"}
+
+    @property
+    def connection(self) -> psycopg.Connection[Any]:
+        return self._session.connection
+
+    @staticmethod
+    def _one(cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
+        row: tuple[Any, ...] | None = cursor.fetchone()
+        assert row is not None
+        return row
+
+    # ---- a transaction
+
+    def begin(self) -> None:
+        self._session.ensure()
+        with self._session.translated():
+            self._is_torn = False
+            self._claimed = set()
+            self._transaction = psycopg.Transaction(self.connection)
+            self._transaction.__enter__()
+            self._group = self._one(self._session.cursor.execute(self._session.sql["open_group"]))[0]
+
+    def _inside(self) -> psycopg.Cursor[Any]:
+        """Our cursor, or an error when the transaction is over: what follows would be another one."""
+        status = self.connection.info.transaction_status
+        if self._is_torn or status is TransactionStatus.IDLE:
+            self._is_torn = True
+            raise handler_ended()
+        return self._session.cursor
+
+    def claim(self, keys: Sequence[bytes], look: Sequence[bytes] = ()) -> dict[bytes, Place]:
+        wanted = set(keys)
+        with self._session.translated():
+            cursor = self._inside()
+            cursor.execute(self._session.sql["claim"], (self._group, sorted(wanted)))
+            asked = [*look] if cursor.rowcount == len(wanted) else [*wanted, *look]
+            found = (
+                dict(cursor.execute(self._session.sql["settled"], (asked, self._group), prepare=False)) if asked else {}
+            )
+            self._claimed = wanted - found.keys()
+            return self._places(found) if found else {}
+
+    def _places(self, found: dict[bytes, int]) -> dict[bytes, Place]:
+        rows = self._session.cursor.execute(self._session.sql["places"], (list(set(found.values())),)).fetchall()
+        blocks = {group: key_rules.places_of(number, keys) for group, number, keys in rows}
+        return {key: blocks[group][key] for key, group in found.items()}
+
+    def drop_claims(self, keys: Sequence[bytes]) -> None:
+        """Nothing to do: what was claimed and not settled is given back at the commit."""
+
+    def savepoint(self) -> None:
+        with self._session.translated():
+            self._inside().execute("SAVEPOINT handler")
+
+    def keep(self) -> None:
+        with self._session.translated():
+            cursor = self._inside()
+            if self.connection.info.transaction_status is TransactionStatus.INERROR:
+                self._back_to_savepoint(cursor)
+                raise Refused(
+                    "a handler went on after a statement failed",
+                    hint="Put what may fail into `with ctx.tx.transaction():`.",
+                )
+            try:
+                cursor.execute("RELEASE handler")
+            except psycopg.errors.InvalidSavepointSpecification:
+                self._is_torn = True
+                raise handler_ended() from None
+
+    def undo(self) -> None:
+        with self._session.translated():
+            self._back_to_savepoint(self._inside())
+
+    def _back_to_savepoint(self, cursor: psycopg.Cursor[Any]) -> None:
+        try:
+            cursor.execute("ROLLBACK TO handler")
+            cursor.execute("RELEASE handler")
+        except psycopg.errors.InvalidSavepointSpecification:
+            self._is_torn = True
+            raise handler_ended() from None
+
+    def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
+        assert self._ledger is not None
+        with self._session.translated():
+            cursor = self._inside()
+            block = rules.summed(self._ledger, content, sources)
+            packed = rules.pack(content)
+            keys = [entry.key for entry in content.entries]
+            self._settle(cursor, set(keys))
+            if delayed:
+                ids = [one.sending.id for one in delayed]
+                sendings = [_encode(one.sending) for one in delayed]
+                cursor.execute(
+                    self._session.sql["delay"], (self._agent, ids, [one.due_ms for one in delayed], sendings)
+                )
+            number, hash_, state, *confirmed, has_attempts = self._lock_chain(cursor)
+            after, announcement = rules.next_block(
+                self._ledger, Head(number, hash_, state), block, Confirmed(*confirmed)
+            )
+            size = {"entries": len(content.entries), "effects": len(content.effects)}
+            blobs = {"keys": b"".join(keys), "content": packed, "announcement": announcement}
+            ends = {"chain": self._chain, "group_id": self._group, **after._asdict()}
+            cursor.execute(self._session.sql["append"], ends | size | blobs)
+            if has_attempts:
+                self.forget_attempts(rules.settled_keys(self._agent, content.entries))
+            return Appended(after.number, announcement)
+
+    def _settle(self, cursor: psycopg.Cursor[Any], keys: set[bytes]) -> None:
+        """Claims that became entries stay; entries that were not claimed (an input that is given up) come in."""
+        missing = sorted(keys - self._claimed)
+        if missing:
+            cursor.execute(self._session.sql["claim"], (self._group, missing))
+            if cursor.rowcount != len(missing):
+                raise Unavailable("an input was settled by another process meanwhile")
+        self._claimed -= keys
+
+    def _lock_chain(self, cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
+        return self._one(cursor.execute(self._session.sql["lock_chain"], (self._chain,)))
+
+    def mark(self, marks: Sequence[Mark]) -> None:
+        with self._session.translated():
+            cursor = self._inside()
+            start, streams, _ = self._lock_chain(cursor)[3:]
+            cursor.execute(self._session.sql["mark"], (self._chain, *map(list, zip(*marks, strict=True))))
+            rows = cursor.execute(self._session.sql["marks"], (self._chain,)).fetchall()
+            at = rules.confirmed_up_to(start, self._blocks_after(cursor, start), _ranges(rows))
+            if at == start:
+                return
+            for block, _, _, stream, sequence in rows:
+                if block <= at:
+                    streams[stream] = max(sequence, streams.get(stream, 0))
+            confirmed = {"chain": self._chain, "block": at, "streams": _encode_json(streams).decode()}
+            cursor.execute(self._session.sql["confirm"], confirmed)
+
+    def _blocks_after(self, cursor: psycopg.Cursor[Any], number: int) -> list[tuple[int, int]]:
+        return cursor.execute(self._session.sql["blocks_after"], (self._chain, number)).fetchall()
+
+    def commit(self) -> None:
+        with self._session.translated():
+            cursor = self._inside()
+            assert self._transaction is not None
+            if self._claimed:
+                cursor.execute(self._session.sql["give_back"], (list(self._claimed), self._group))
+            cursor.execute(self._session.sql["close_group"], (self._group,))
+            transaction, self._transaction = self._transaction, None
+            try:
+                transaction.__exit__(None, None, None)
+            except BaseException:
+                self.connection.close()
+                raise
+
+    def rollback(self) -> None:
+        """Back to what was committed last. A session in doubt is not used again."""
+        transaction, self._transaction = self._transaction, None
+        self._blocks.clear()
+        if transaction is None or self.connection.closed:
+            return
+        if self._is_torn:
+            self.connection.close()
+            return
+        try:
+            transaction.__exit__(psycopg.Rollback, psycopg.Rollback(), None)
+        except psycopg.Error:
+            self.connection.close()
+
+    # ---- small facts
+
+    @contextlib.contextmanager
+    def _own(self) -> Iterator[psycopg.Cursor[Any]]:
+        """In the open transaction, or in one of its own."""
+        if self._transaction is not None:
+            with self._session.translated():
+                yield self._inside()
+            return
+        self._session.ensure()
+        with self._session.translated(), self.connection.transaction():
+            yield self._session.cursor
+
+    def begun(self, attempts: Sequence[Attempt]) -> None:
+        latest = {one.key: one for one in attempts}
+        columns = [list(column) for column in zip(*(latest[key] for key in sorted(latest)), strict=True)]
+        if columns:
+            with self._own() as cursor:
+                cursor.execute(self._session.sql["begun"], (self._agent, *columns))
+
+    def attempts(self) -> list[Attempt]:
+        with self._own() as cursor:
+            return [Attempt(*row) for row in cursor.execute(self._session.sql["attempts"], (self._agent,))]
+
+    def forget_attempts(self, keys: Sequence[bytes]) -> None:
+        with self._own() as cursor:
+            cursor.execute(self._session.sql["forget_attempts"], (list(keys),))
+
+    def call_result(self, key: bytes, name: str) -> bytes | None:
+        with self._own() as cursor:
+            row = cursor.execute(self._session.sql["call_result"], (key, name)).fetchone()
+        return row[0] if row else None
+
+    def keep_call(self, key: bytes, name: str, result: bytes) -> None:
+        with self._own() as cursor:
+            cursor.execute(self._session.sql["keep_call"], (key, name, result))
+
+    def due(self, now_ms: int, limit: int) -> list[Delayed]:
+        with self._own() as cursor:
+            rows = cursor.execute(self._session.sql["due"], (self._agent, now_ms, limit)).fetchall()
+        return [Delayed(due_ms, _decode_sending(sending)) for due_ms, sending in rows]
+
+    def next_due_ms(self) -> int | None:
+        with self._own() as cursor:
+            found: int | None = self._one(cursor.execute(self._session.sql["next_due"], (self._agent,)))[0]
+        return found
+
+    def drop_due(self, ids: Sequence[str]) -> set[str]:
+        with self._own() as cursor:
+            return {row[0] for row in cursor.execute(self._session.sql["drop_due"], (list(ids),))}
+
+    # ---- reading
+
+    def head(self) -> Head:
+        with self._own() as cursor:
+            return Head(*self._one(cursor.execute(self._session.sql["head"], (self._chain,))))
+
+    def base(self) -> Head:
+        with self._own() as cursor:
+            return Head(*self._one(cursor.execute(self._session.sql["base"], (self._chain,))))
+
+    def confirmed(self) -> Confirmed:
+        with self._own() as cursor:
+            return Confirmed(*self._one(cursor.execute(self._session.sql["confirmed"], (self._chain,))))
+
+    def block(self, number: int) -> Block | None:
+        if found := self._blocks.get(number):
+            return found
+        with self._own() as cursor:
+            row = cursor.execute(self._session.sql["block"], (self._chain, number)).fetchone()
+        return None if row is None else self._blocks.add(read_block(number, *row))
+
+    def unconfirmed(self) -> list[tuple[int, Ranges]]:
+        with self._own() as cursor:
+            start = self._one(cursor.execute(self._session.sql["confirmed"], (self._chain,)))[0]
+            blocks = self._blocks_after(cursor, start)
+            marks = _ranges(cursor.execute(self._session.sql["marks"], (self._chain,)).fetchall())
+        open_ = [(number, rules.holes(effects + 1, marks.get(number, []))) for number, effects in blocks]
+        return [(number, missing) for number, missing in open_ if missing]
+
+    # ---- processes
+
+    def enter(self, process: str, now_ms: int) -> bool:
+        with self._own() as cursor:
+            self._session.hold_name(process)
+            asked = (self._agent, process, PROCESS_LOCKS)
+            gone = [row[0] for row in cursor.execute(self._session.sql["left_behind"], asked)]
+            cursor.execute(self._session.sql["leave"], (gone,))
+            cursor.execute(self._session.sql["enter"], (process, self._agent, now_ms))
+        return bool(gone)
+
+    def leave(self, process: str) -> None:
+        with self._own() as cursor:
+            cursor.execute(self._session.sql["leave"], ([process],))
+
+
+def _ranges(marks: Sequence[tuple[int, int, int, str, int]]) -> dict[int, Ranges]:
+    found: dict[int, Ranges] = {}
+    for block, first, last, _, _ in marks:
+        found.setdefault(block, []).append((first, last))
+    return found
