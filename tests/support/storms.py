@@ -18,7 +18,7 @@ ACK_WAIT_NS = 2_000_000_000
 
 async def _prepare(url: str, **config: object) -> str:
     async with connect(url) as client:
-        stream = await make_stream(client, duplicate_window=120_000_000_000, **config)
+        stream = await make_stream(client, duplicate_window=120_000_000_000, allow_batched=True, **config)
         await make_consumer(client, stream, ack_wait=ACK_WAIT_NS, max_ack_pending=5_000)
     return stream
 
