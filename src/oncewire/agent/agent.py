@@ -10,7 +10,7 @@ def charge(ctx, order: Order) -> Effect:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,7 +35,11 @@ Lifespan = Callable[["Agent"], AbstractAsyncContextManager[Any]]
 
 
 class Agent:
-    """A named set of handlers with one ledger. `tenant` and `workspace` stand in its subjects and in its ids."""
+    """A named set of handlers with one ledger. `tenant` and `workspace` stand in its subjects and in its ids.
+
+    `ordered` handles one message at a time over all processes, in stream order, retries included. `consumers` binds
+    streams to durables that the catalog declares: their ack_wait and max_deliver count, and nothing of them changes.
+    """
 
     def __init__(
         self,
@@ -49,6 +53,7 @@ class Agent:
         ack_wait_s: float = ACK_WAIT_S,
         max_deliver: int = MAX_DELIVER,
         handler_timeout_s: float = HANDLER_TIMEOUT_S,
+        consumers: Mapping[str, str] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
         self.name = subjects.token(name, "agent")
@@ -64,6 +69,7 @@ class Agent:
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
         self.handler_timeout_s = handler_timeout_s
+        self.consumers = dict(consumers or {})
         self.lifespan = lifespan or _no_lifespan
         self.handlers: list[Handler] = []
 

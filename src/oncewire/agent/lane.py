@@ -1,30 +1,35 @@
 """The lane of `async def` handlers: many wait side by side, one writes at a time.
 
 A handler runs in a task of its own and holds nothing while it waits. What it writes, it writes in one last section,
-`async with ctx.tx as tx:`, which the committer lets in one by one inside a group's transaction; handlers that write
-nothing join the next group when they return. Commits that fall together share one sync.
+`async with ctx.tx as tx:`, which the lane lets in one by one inside a group's transaction; handlers that write nothing
+join the next group when they return. Commits that fall together share one sync.
+
+When the store refuses a group for now, handlers that had returned join a later one; those whose section was undone run
+again from the start, in place: what they called outside is recorded, and the input stays in hand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from oncewire.agent.batch import GroupCommit, Item, context_of
+from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
+from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits
 from oncewire.agent.context import encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
-from oncewire.errors import Refused, Unavailable
+from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
+from oncewire.jetstream import Pull
 
 SECTIONS_MAX = 64
 """So many sections share one commit."""
-
-Db = Callable[..., Awaitable[Any]]
-Resolve = Callable[[list[Effect]], Awaitable[None]]
-"""Finds the streams of effects beforehand, so that nothing waits for the network inside a transaction."""
+SECTION_S = 5.0
+"""So long a section may hold the transaction: it is for writing, not for waiting."""
+WAIT_S = 1.0
 
 
 class _Superseded(Exception):
@@ -34,13 +39,16 @@ class _Superseded(Exception):
 class Task:
     """One input in an `async def` handler."""
 
-    def __init__(self, item: Item, lane: Lane) -> None:
+    def __init__(self, item: Item, lane: Lane, pull: Pull, token: int, max_deliver: int) -> None:
         self.item = item
         self.lane = lane
+        self.pull = pull
+        self.token = token
+        self.max_deliver = max_deliver
+        self.running: asyncio.Task[None] | None = None
         self.turn: asyncio.Future[Any] | None = None
         self.finished: asyncio.Future[list[Effect]] = asyncio.get_running_loop().create_future()
         self.has_section = False
-        self.is_inside = False
 
     # ---- what the context needs
 
@@ -57,35 +65,26 @@ class Task:
         self.has_section = True
         self.turn = asyncio.get_running_loop().create_future()
         self.lane.ask(self)
-        connection = await self.turn
-        self.is_inside = True
-        try:
-            yield connection
-        finally:
-            self.is_inside = False
+        yield await self.turn
 
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.has_section:
             raise Refused("ctx.once comes before ctx.tx", hint="The section holds the transaction: it must not wait.")
-        recorded = await self.lane.read(self.item.key, name)
+        recorded = await self.lane.read_call(self.item.key, name)
         if recorded is None:
-            recorded = encode_result(await run_call(fn, args, kwargs))
-            await self.lane.record(self.item.key, name, recorded)
+            made = encode_result(await run_call(fn, args, kwargs))
+            recorded = await self.lane.record_call(self.item.key, name, made)
         return msgspec.json.decode(recorded)
 
-    async def run(self, timeout_s: float) -> None:
+    # ---- running
+
+    def start(self, timeout_s: float) -> None:
+        self.running = asyncio.get_running_loop().create_task(self._run(timeout_s), name="oncewire-handler")
+
+    async def _run(self, timeout_s: float) -> None:
         """The handler from first to last; its result or error ends in `finished`."""
-        handler = self.item.handler
-        assert handler is not None
-        assert self.item.input is not None
-        context = context_of(self.item, self, is_async=True)
         try:
-            async with asyncio.timeout(timeout_s):
-                payload = self.item.input.envelope.payload
-                returned = await (
-                    handler.run(context) if handler.every_s else handler.run(context, handler.decode(payload))
-                )
-            result = effects_of(returned)
+            result = effects_of(await self._handle(timeout_s))
         except BaseException as error:
             if not self.finished.done():
                 self.finished.set_exception(error if isinstance(error, Exception) else Unavailable("stopped"))
@@ -98,23 +97,66 @@ class Task:
         finally:
             self.lane.wake()
 
+    async def _handle(self, timeout_s: float) -> object:
+        handler, input_ = self.item.handler, self.item.input
+        assert handler is not None
+        assert input_ is not None
+        context = context_of(self.item, self, is_async=True)
+        try:
+            async with asyncio.timeout(timeout_s) as limit:
+                if handler.every_s:
+                    return await handler.run(context)
+                return await handler.run(context, handler.decode(input_.envelope.payload))
+        except TimeoutError:
+            if limit.expired():
+                raise TimedOut(f"handler {handler.name} took longer than {timeout_s:g} s") from None
+            raise
+
+    async def end(self) -> None:
+        """Nothing of it may run on: it could still write into the transaction."""
+        if self.running is not None and not self.running.done():
+            self.running.cancel()
+            await asyncio.wait([self.running])
+
 
 class Lane:
     """Runs the tasks and commits what they finish, in groups."""
 
-    def __init__(self, db: Db, store: Any, turn: asyncio.Lock, concurrency: int) -> None:
-        self._db = db
-        self._store = store
-        self._turn = turn
-        self._slots = asyncio.Semaphore(concurrency)
-        self._tasks: dict[asyncio.Task[None], Task] = {}
-        self._asking: list[Task] = []
-        self._wake = asyncio.Event()
+    def __init__(self, commits: Commits, concurrency: int, handler_timeout_s: float) -> None:
+        self.commits = commits
         self.concurrency = concurrency
+        self.handler_timeout_s = handler_timeout_s
+        self.listeners: list[Callable[[], None]] = []
+        self._waiting: deque[Task] = deque()
+        self._tasks: dict[bytes, Task] = {}
+        self._asking: list[Task] = []
+        self._keys: dict[bytes, int] = {}
+        self._wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._singly = 0
+        """After a group failed: so many tasks are to be committed one by one."""
 
     @property
     def running(self) -> int:
         return len(self._tasks)
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._tasks) + len(self._waiting)
+
+    @property
+    def room(self) -> int:
+        """How many more may come: those that can run, and a few that wait for the next free place."""
+        return self.concurrency + max(1, self.concurrency // 4) - self.in_hand
+
+    def items(self) -> list[Item]:
+        """All inputs in hand."""
+        return [task.item for task in (*self._tasks.values(), *self._waiting)]
+
+    def has(self, key: bytes) -> bool:
+        """Whether this input is in a handler here: a copy of it must wait, or both would call outside."""
+        return key in self._keys
 
     def wake(self) -> None:
         self._wake.set()
@@ -123,77 +165,199 @@ class Lane:
         self._asking.append(task)
         self.wake()
 
-    async def read(self, key: bytes, name: str) -> bytes | None:
-        async with self._turn:
-            found: bytes | None = await self._db(self._store.call_result, key, name)
+    async def read_call(self, key: bytes, name: str) -> bytes | None:
+        async with self.commits.turn:
+            found: bytes | None = await self.commits.db(self.commits.store.call_result, key, name)
         return found
 
-    async def record(self, key: bytes, name: str, result: bytes) -> None:
-        async with self._turn:
-            await self._db(self._store.keep_call, key, name, result)
+    async def record_call(self, key: bytes, name: str, result: bytes) -> bytes:
+        """The result that counts: the first one recorded, whoever called."""
+        store = self.commits.store
 
-    async def add(self, item: Item, timeout_s: float) -> None:
-        """Start a handler; waits while as many run as may."""
-        await self._slots.acquire()
-        task = Task(item, self)
-        running = asyncio.get_running_loop().create_task(task.run(timeout_s), name="oncewire-handler")
-        self._tasks[running] = task
+        def keep() -> bytes:
+            store.keep_call(key, name, result)
+            return store.call_result(key, name) or result
 
-    def take_finished(self) -> list[Task]:
-        """Handlers that returned or failed without a section: they join the next group."""
-        done = [
-            (running, task) for running, task in self._tasks.items() if task.finished.done() and not task.has_section
-        ]
-        for running, _ in done:
-            self._drop(running)
-        return [task for _, task in done]
+        async with self.commits.turn:
+            recorded: bytes = await self.commits.db(keep)
+        self.commits.at("called")
+        return recorded
 
-    def take_asking(self) -> list[Task]:
-        asking, self._asking = self._asking[:SECTIONS_MAX], self._asking[SECTIONS_MAX:]
-        return asking
+    # ---- tasks
 
-    def _drop(self, running: asyncio.Task[None]) -> None:
-        del self._tasks[running]
-        self._slots.release()
+    def add(self, item: Item, pull: Pull, token: int, max_deliver: int) -> None:
+        """Start a handler, or let it wait while as many run as may."""
+        self.idle.clear()
+        self._waiting.append(Task(item, self, pull, token, max_deliver))
+        self._keys[item.key] = self._keys.get(item.key, 0) + 1
+        self._start_waiting()
 
-    async def wait(self, timeout_s: float) -> bool:
-        """Until something finished or asks for its section."""
+    def _start_waiting(self) -> None:
+        while self._waiting and len(self._tasks) < self.concurrency:
+            self._start(self._waiting.popleft())
+
+    def _start(self, task: Task) -> None:
+        handler = task.item.handler
+        assert handler is not None
+        keepalive, reply = self.commits.keepalive, task.item.message.reply
+        keepalive.release(task.token)
+        task.token = keepalive.watch([reply])
+        self._tasks[reply] = task
+        task.start(handler.timeout_s or self.handler_timeout_s)
+
+    def _drop(self, task: Task) -> None:
+        """It has left the lane; its message is settled by whoever calls this."""
+        self._tasks.pop(task.item.message.reply, None)
+        key = task.item.key
+        self._keys[key] -= 1
+        if not self._keys[key]:
+            del self._keys[key]
+        self._start_waiting()
+        if not self.in_hand:
+            self.idle.set()
+        for tell in self.listeners:
+            tell()
+
+    # ---- committing
+
+    async def run(self) -> None:
+        """Group commits of what handlers finish or ask to write, for ever."""
+        delay_s = RETRY_FIRST_S
+        while True:
+            finished, asking = await self._next_group()
+            if not finished and not asking:
+                continue
+            try:
+                settled = await self._commit(finished, asking)
+            except Corrupt:
+                raise
+            except Exception as problem:
+                self.commits.note(problem)
+                await self._undo(finished, asking, problem)
+                await self.commits.stopped_within(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+            else:
+                delay_s = RETRY_FIRST_S
+                self._singly = max(0, self._singly - len(finished) - len(asking))
+                await self._finish(settled, [*finished, *asking])
+
+    async def _next_group(self) -> tuple[list[Task], list[Task]]:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(WAIT_S):
                 await self._wake.wait()
         self._wake.clear()
-        return bool(self._asking) or any(task.finished.done() for task in self._tasks.values())
+        finished = [task for task in self._tasks.values() if task.finished.done() and not task.has_section]
+        finished = finished[:1] if self._singly else finished
+        count = max(0, 1 - len(finished)) if self._singly else SECTIONS_MAX
+        asking, self._asking = self._asking[:count], self._asking[count:]
+        if self._asking or self._singly:
+            self.wake()
+        return finished, [task for task in asking if self._tasks.get(task.item.message.reply) is task]
 
-    async def let_in(self, task: Task, group: GroupCommit, resolve: Resolve, timeout_s: float) -> None:
+    async def _commit(self, finished: list[Task], asking: list[Task]) -> Settled:
+        commits = self.commits
+        group = commits.group(finished[0].max_deliver if finished else asking[0].max_deliver)
+        async with commits.turn:
+            marks = commits.take_marks()
+            try:
+                found = await commits.db(group.begin, [task.item for task in (*finished, *asking)])
+                for task in finished:
+                    await self._settle(group, task, found)
+                for task in asking:
+                    await self._let_in(group, task, found)
+                settled: Settled = await commits.db(group.end, dict(commits.targets.last), marks)
+            except BaseException:
+                commits.marks = marks + commits.marks
+                await commits.db(commits.store.rollback)
+                raise
+            commits.opened(settled)
+        return settled
+
+    def _is_settled(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> bool:
+        """Settled by somebody else meanwhile: what this handler did is dropped."""
+        item = task.item
+        group.limits = group.limits._replace(max_deliver=task.max_deliver)
+        if item.key in found or item.at_key in found or group.has_settled(item.key):
+            group.decide(item, found)
+            return True
+        return False
+
+    async def _settle(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> None:
+        """A handler that wrote nothing has returned or failed."""
+        if self._is_settled(group, task, found):
+            return
+        try:
+            effects = task.finished.result()
+            await self._resolve(effects)
+            group.finish_async(task.item, effects)
+        except Exception as error:
+            group.fail(task.item, error)
+
+    async def _let_in(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> None:
         """One section: its writes and its outcome, or neither."""
         assert task.turn is not None
-        running = next((running for running, one in self._tasks.items() if one is task), None)
-        if task.turn.done() or running is None:
+        commits = self.commits
+        if self._is_settled(group, task, found):
+            await task.end()
             return
-        await self._db(self._store.savepoint)
-        task.turn.set_result(self._store.connection)
+        if task.finished.done():  # it ran out of time while it waited for its turn
+            await self._settle(group, task, found)
+            return
+        await commits.db(commits.store.savepoint)
+        task.turn.set_result(commits.store.connection)
         try:
-            async with asyncio.timeout(timeout_s):
-                effects = await asyncio.shield(task.finished)
-            await resolve(effects)
+            effects = await self._section_of(task)
+            await self._resolve(effects)
             group.finish_async(task.item, effects)
-            await self._db(self._store.keep)
         except Exception as error:
-            await self._db(self._store.undo)
+            await task.end()
+            await commits.db(commits.store.undo)
             group.fail(task.item, error)
-        finally:
-            self._drop(running)
+        else:
+            await commits.db(commits.store.keep)
 
-    def turn_away(self, task: Task) -> None:
-        """Somebody else has settled it: the handler's section is refused, and its result is dropped."""
-        running = next((running for running, one in self._tasks.items() if one is task), None)
-        if task.turn is not None and not task.turn.done():
-            task.turn.set_exception(_Superseded())
-        if running is not None:
-            self._drop(running)
+    async def _section_of(self, task: Task) -> list[Effect]:
+        try:
+            async with asyncio.timeout(SECTION_S):
+                return await asyncio.shield(task.finished)
+        except TimeoutError:
+            if task.finished.done():
+                raise
+            raise TimedOut(
+                f"ctx.tx was held for more than {SECTION_S:g} s", hint="Wait before the section, write inside it."
+            ) from None
 
-    async def stop(self) -> None:
-        for running in list(self._tasks):
-            running.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    async def _resolve(self, effects: list[Effect]) -> None:
+        """Find the streams of effects beforehand: nothing waits for the network in the ledger's thread."""
+        for effect in effects:
+            await self.commits.targets.resolve(effect.subject)
+
+    async def _undo(self, finished: list[Task], asking: list[Task], problem: Exception) -> None:
+        """Nothing of the group is durable. Its tasks join later groups, one by one; sections run again."""
+        tasks = [*finished, *asking]
+        self._singly = len(tasks)
+        if len(tasks) == 1 and not isinstance(problem, Unavailable):
+            await tasks[0].end()
+            settled = await self.commits.fail(tasks[0].item, problem, tasks[0].max_deliver)
+            if settled is not None:
+                await self._finish(settled, tasks)
+                return
+        for task in asking:
+            await task.end()
+            self._start(Task(task.item, self, task.pull, task.token, task.max_deliver))
+        self.wake()
+
+    async def _finish(self, settled: Settled, tasks: list[Task]) -> None:
+        """Publish and ack beside the next group; then the places are free."""
+        await self.commits.finish_soon(tasks[0].pull, settled, [task.token for task in tasks])
+        for task in tasks:
+            self._drop(task)
+
+    async def stop(self) -> list[Task]:
+        """Cancel what still runs; those inputs come back."""
+        left = [*self._tasks.values(), *self._waiting]
+        for task in left:
+            await task.end()
         self._tasks.clear()
+        self._waiting.clear()
+        return left

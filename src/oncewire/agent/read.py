@@ -19,6 +19,8 @@ from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 
 SUBJECTS_MAX = 10_000
+INCARNATION = "#"
+"""Stands between a stream's creation time and the number of its incarnation, from the second one on."""
 
 
 class Reading:
@@ -28,7 +30,9 @@ class Reading:
         self._handlers = agent.handlers
         self._agent = ledger.name
         self._created = {stream: source.created for stream, source in sources.items()}
-        self._created_ns = {stream: parse_time_ns(source.created) for stream, source in sources.items()}
+        self._created_ns = {
+            stream: parse_time_ns(source.created.partition(INCARNATION)[0]) for stream, source in sources.items()
+        }
         self._known: dict[bytes, tuple[str, Handler | None]] = {}
 
     def read(self, messages: list[Message]) -> list[Item]:

@@ -2,7 +2,8 @@
 
 Two ledgers on one durable would each run half of the inputs and know nothing of the other half, so the owner's name
 stands in a create-only key: the second one refuses to run. A ledger that is behind what it has announced was copied or
-restored, and refuses too.
+restored, and refuses too. So does an agent whose stream went back: sequences that it settled are being used again, so
+new messages would pass for old ones, until a person looks and starts a new incarnation of the stream.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from typing import Any, NamedTuple
 import msgspec
 
 from oncewire.agent.agent import Agent
+from oncewire.agent.outflow import now_ms
+from oncewire.agent.read import INCARNATION
 from oncewire.contracts import subjects
 from oncewire.errors import Conflict, Corrupt, NotFound, Refused
 from oncewire.jetstream import Client, codes
-from oncewire.ledger.rules import Announcement, Ledger, Source
+from oncewire.ledger.rules import Announcement, Head, Ledger, Source
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
 from oncewire.topology import names
 
 OWNERS_BUCKET = "OW_LEDGERS"
+LOSSES_BUCKET = "OW_LOSSES"
+INCARNATIONS_BUCKET = "OW_INCARNATIONS"
 LEDGER_STREAM = "LEDGER"
+BLOCKS_BACK_MAX = 1_000
+"""So far back a start looks for the last settled input of each stream."""
+DELIVERIES_UNLIMITED = 1 << 31
 
 
 class Opened(NamedTuple):
@@ -39,6 +47,21 @@ def durable_of(agent: Agent, stream: str, settings: Settings) -> str:
     if stream.startswith(f"{settings.stream_prefix}-"):
         return names.sr_durable_name(settings.consumer_prefix, agent.name)
     return names.durable_name(agent.name, agent.tenant, agent.workspace)
+
+
+async def open_all(client: Client, agent: Agent, settings: Settings) -> dict[str, Opened]:
+    """The durable of each stream that the agent reads."""
+    if not agent.handlers:
+        raise Refused(f"agent {agent.full_name} has no handlers", hint="Register one with @agent.on.")
+    opened: dict[str, Opened] = {}
+    for stream, patterns in (await patterns_by_stream(client, agent)).items():
+        consumer = agent.consumers.get(stream, "")
+        if consumer:
+            opened[stream] = await _open_declared(client, stream, patterns, consumer)
+        else:
+            consumer = durable_of(agent, stream, settings)
+            opened[stream] = await open_source(client, agent, stream, patterns, consumer)
+    return opened
 
 
 async def patterns_by_stream(client: Client, agent: Agent) -> dict[str, list[str]]:
@@ -66,17 +89,36 @@ async def open_source(client: Client, agent: Agent, stream: str, patterns: list[
             raise
         info = await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
         _check_filters(info["config"], patterns, consumer)
+        _check_order(info["config"], agent, consumer)
+    return await _opened(client, info)
+
+
+async def _open_declared(client: Client, stream: str, patterns: list[str], consumer: str) -> Opened:
+    """A consumer of the catalog: its settings count, and nothing of it is changed."""
+    info = await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
+    if not all(any(subjects.covers(mine, pattern) for mine in patterns) for pattern in filters_of(info["config"])):
+        raise Conflict(
+            f"consumer {consumer} on {stream} brings {', '.join(filters_of(info['config']))}, which the agent does not "
+            "handle all of",
+            hint="Register a handler for each of its subjects.",
+        )
+    return await _opened(client, info)
+
+
+async def _opened(client: Client, info: dict[str, Any]) -> Opened:
+    stream, config = info["stream_name"], info["config"]
     about = await client.api(f"STREAM.INFO.{stream}")
-    config = info["config"]
     source = Source(
         stream,
-        about["created"],
-        consumer,
+        await incarnation_of(client, stream, about["created"]),
+        info["name"],
         tuple(filters_of(config)),
         max(1, int(config.get("opt_start_seq") or 1)),
         about["config"]["retention"] == "workqueue",
     )
-    return Opened(source, config["ack_wait"] / 1e9, config["max_deliver"], info["delivered"]["stream_seq"])
+    limit = config.get("max_deliver", -1)
+    deliveries = limit if limit > 0 else DELIVERIES_UNLIMITED
+    return Opened(source, config["ack_wait"] / 1e9, deliveries, info["delivered"]["stream_seq"])
 
 
 def consumer_config(agent: Agent, consumer: str, patterns: list[str]) -> dict[str, Any]:
@@ -93,6 +135,35 @@ def consumer_config(agent: Agent, consumer: str, patterns: list[str]) -> dict[st
     return config | ({"filter_subject": patterns[0]} if len(patterns) == 1 else {"filter_subjects": sorted(patterns)})
 
 
+async def apply(client: Client, agent: Agent, settings: Settings) -> dict[str, list[str]]:
+    """Bring the agent's own durables to what it asks for now: filters, ack_wait, max_deliver, max_ack_pending. By
+    consumer what changed; those of the catalog are left alone."""
+    changed: dict[str, list[str]] = {}
+    for stream, patterns in (await patterns_by_stream(client, agent)).items():
+        if stream in agent.consumers:
+            continue
+        consumer = durable_of(agent, stream, settings)
+        wanted = consumer_config(agent, consumer, patterns)
+        try:
+            found = (await client.api(f"CONSUMER.INFO.{stream}.{consumer}"))["config"]
+        except NotFound:
+            await open_source(client, agent, stream, patterns, consumer)
+            changed[f"{stream}/{consumer}"] = ["created"]
+            continue
+        differs = _differences(found, wanted)
+        if differs:
+            config = {name: value for name, value in found.items() if not name.startswith("filter_subject")} | wanted
+            body = {"stream_name": stream, "config": config, "action": "update"}
+            await client.api(f"CONSUMER.CREATE.{stream}.{consumer}", body)
+        changed[f"{stream}/{consumer}"] = differs
+    return changed
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    names = [name for name in ("ack_wait", "max_deliver", "max_ack_pending") if found.get(name) != wanted[name]]
+    return names + (["filters"] if sorted(filters_of(found)) != sorted(filters_of(wanted)) else [])
+
+
 def filters_of(config: dict[str, Any]) -> list[str]:
     return config.get("filter_subjects") or [config.get("filter_subject") or ">"]
 
@@ -101,6 +172,14 @@ def _check_filters(config: dict[str, Any], patterns: list[str], consumer: str) -
     if sorted(filters_of(config)) != sorted(patterns):
         raise Conflict(
             f"consumer {consumer} filters {', '.join(filters_of(config))}, the agent handles {', '.join(patterns)}",
+            hint="Run `oncewire agent apply` to change the durable of this agent.",
+        )
+
+
+def _check_order(config: dict[str, Any], agent: Agent, consumer: str) -> None:
+    if agent.is_ordered and config.get("max_ack_pending") != 1:
+        raise Conflict(
+            f"consumer {consumer} gives out {config.get('max_ack_pending')} messages at a time, so order is lost",
             hint="Run `oncewire agent apply` to change the durable of this agent.",
         )
 
@@ -122,15 +201,103 @@ async def own(client: Client, source: Source, identity: dict[str, str]) -> None:
             ) from None
 
 
-async def check_not_behind(client: Client, store: Store, ledger: Ledger) -> None:
+async def check_not_behind(client: Client, head: Head, ledger: Ledger) -> None:
     """A ledger that has announced more than it holds was copied or restored."""
     try:
         last = await client.get_last(LEDGER_STREAM, subjects.ledger(ledger.agent, ledger.id))
     except NotFound:
         return
     announced = msgspec.json.decode(last.payload, type=Announcement).number
-    if announced > store.head().number:
+    if announced > head.number:
         raise Corrupt(
-            f"the ledger ends at block {store.head().number}, but has announced block {announced}",
+            f"the ledger ends at block {head.number}, but has announced block {announced}",
             hint="It was copied or restored from a backup: what came after would happen twice. Use the newest copy.",
         )
+
+
+# ---- streams that went back
+
+
+class Settled(NamedTuple):
+    """An input that the ledger knows: where it stood, and when the stream took it in."""
+
+    sequence: int
+    timestamp_ns: int
+
+
+async def incarnation_of(client: Client, stream: str, created: str) -> str:
+    """The stream's creation time, and from the second incarnation on its number: part of every position."""
+    entry = await client.kv(INCARNATIONS_BUCKET).get(stream)
+    return created if entry is None else f"{created}{INCARNATION}{int(entry.value)}"
+
+
+def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, Settled]:
+    """The highest settled sequence of each stream in its present incarnation, from the newest blocks that have one."""
+    wanted = {one.source.stream: one.source.created for one in opened}
+    found: dict[str, Settled] = {}
+    for at in range(number, max(0, number - BLOCKS_BACK_MAX), -1):
+        block = store.block(at)
+        if len(found) == len(wanted) or block is None:
+            break
+        told = msgspec.json.decode(block.announcement, type=Announcement)
+        here = {one.stream for one in told.inputs if wanted.get(one.stream) == one.created} - found.keys()
+        for entry in sorted(block.content.entries, key=lambda entry: entry.sequence):
+            if entry.stream in here:
+                found[entry.stream] = Settled(entry.sequence, entry.timestamp_ns)
+    return found
+
+
+async def check_not_back(client: Client, opened: Opened, settled: Settled, ledger: Ledger) -> None:
+    """The last settled input must still be what it was; else record the loss and refuse to run."""
+    stream = opened.source.stream
+    last = (await client.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
+    if last >= settled.sequence:
+        try:
+            stored = await client.get(stream, settled.sequence)
+        except NotFound:  # trimmed, or acked from a work queue: nothing speaks against it
+            return
+        if stored.timestamp_ns == settled.timestamp_ns:
+            return
+    await _record_loss(client, opened.source, settled, last, ledger)
+    raise Corrupt(
+        f"stream {stream} went back: it ends at {last}, and message {settled.sequence} that was settled is not there",
+        hint="It was restored, or lost its end in a power cut. What was lost stands in the bucket OW_LOSSES; "
+        f"`oncewire agent apply --accept-loss {stream}` lets the agent go on with the stream as it is.",
+    )
+
+
+async def _record_loss(client: Client, source: Source, settled: Settled, last: int, ledger: Ledger) -> None:
+    loss = {
+        "cause": "went back",
+        "stream": source.stream,
+        "created": source.created,
+        "reader": source.consumer,
+        "ledger": ledger.id,
+        "settled_sequence": settled.sequence,
+        "settled_timestamp_ns": settled.timestamp_ns,
+        "last_sequence": last,
+        "found_ms": now_ms(),
+    }
+    await client.kv(LOSSES_BUCKET).put(_loss_key(source.stream, source.consumer), msgspec.json.encode(loss))
+
+
+def _loss_key(stream: str, consumer: str) -> str:
+    return f"{stream}.{consumer}"
+
+
+async def accept_loss(client: Client, stream: str) -> int:
+    """A person has looked: the losses are acknowledged, and a new incarnation of the stream begins."""
+    losses, incarnations = client.kv(LOSSES_BUCKET), client.kv(INCARNATIONS_BUCKET)
+    found = await losses.entries(f"{stream}.*")
+    if not found:
+        raise NotFound(f"no loss of stream {stream} is recorded", hint="Start the agent: it says what is wrong.")
+    entry = await incarnations.get(stream)
+    number = int(entry.value) + 1 if entry else 1
+    if entry is None:
+        await incarnations.create(stream, b"%d" % number)
+    else:
+        await incarnations.update(stream, b"%d" % number, entry.revision)
+    for loss in found:
+        told = msgspec.json.decode(loss.value) | {"acknowledged_ms": now_ms(), "incarnation": number}
+        await losses.update(loss.key, msgspec.json.encode(told), loss.revision)
+    return number

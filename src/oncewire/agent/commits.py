@@ -1,0 +1,310 @@
+"""From a batch in hand to a settled one: commit, publish, ack, in this order.
+
+A commit that the store refuses for now (a full disk, a database that is away, another process inside its transaction)
+is tried again in place: the inputs stay in hand and in progress, so an outage costs none of their deliveries. A batch
+that fails for another reason (a deadlock, a constraint that speaks up at COMMIT) is run one by one, so that only the
+input that causes it is retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
+from oncewire.agent.flow import BATCH_S
+from oncewire.agent.keepalive import KeepAlive
+from oncewire.agent.outflow import Outflow, Targets, now_ms
+from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
+from oncewire.jetstream import Pull
+from oncewire.jetstream.protocol import Message
+from oncewire.ledger.rules import Content, Ledger, Source
+from oncewire.ledger.store import Mark, Store
+
+log = logging.getLogger("oncewire.agent")
+
+COMMITS_AHEAD = 2
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 5.0
+
+Db = Callable[..., Awaitable[Any]]
+
+
+class Commits:
+    """The one writer of a process, and what must happen after each of its commits."""
+
+    def __init__(
+        self,
+        store: Store,
+        db: Db,
+        ledger: Ledger,
+        sources: dict[str, Source],
+        targets: Targets,
+        outflow: Outflow,
+        keepalive: KeepAlive,
+        at: Point,
+    ) -> None:
+        self.store = store
+        self.db = db
+        self.ledger = ledger
+        self.sources = sources
+        self.targets = targets
+        self.outflow = outflow
+        self.keepalive = keepalive
+        self.at = at
+        self.turn = asyncio.Lock()
+        self.slots = asyncio.Semaphore(COMMITS_AHEAD)
+        self.stopping = asyncio.Event()
+        self.counts: dict[str, int] = {}
+        self.last_error = ""
+        self.trouble = ""
+        """Why nothing can be committed right now; readiness says it."""
+        self.marks: list[Mark] = []
+        self.closing_marks: list[Mark] = []
+        self.open: set[int] = set()
+        self.left_open: set[int] = set()
+        self.resumes: deque[tuple[int, Pull, Message]] = deque()
+        self.finishing: set[asyncio.Task[None]] = set()
+        self.is_closed_off = True
+        self.busy_at = time.monotonic()
+
+    def limits(self, max_deliver: int, *, is_careful: bool = False) -> Limits:
+        return Limits(
+            self.ledger,
+            max_deliver,
+            self.targets.stream_of,
+            self.targets.check_size,
+            now_ms(),
+            self.at,
+            BATCH_S,
+            is_careful,
+        )
+
+    def group(self, max_deliver: int, *, is_careful: bool = False) -> GroupCommit:
+        return GroupCommit(self.store, self.limits(max_deliver, is_careful=is_careful), self.sources)
+
+    # ---- committing
+
+    async def commit(
+        self, items: Sequence[Item], max_deliver: int, *, is_careful: bool = False
+    ) -> AsyncIterator[Settled]:
+        """Settle them all: in one commit, or one by one after that failed. Ends early when the agent stops."""
+        try:
+            yield await self._run(self.group(max_deliver, is_careful=is_careful), items)
+            return
+        except Corrupt:
+            raise
+        except Exception as error:
+            self.note(error)
+            problem = error
+        if len(items) > 1:
+            for item in items:
+                async for settled in self.commit([item], max_deliver, is_careful=is_careful):
+                    yield settled
+            return
+        if isinstance(problem, Unavailable):
+            settled_later = await self._again(items[0], max_deliver, is_careful=is_careful)
+        else:
+            settled_later = await self.fail(items[0], problem, max_deliver)
+        if settled_later is not None:
+            yield settled_later
+
+    async def _again(self, item: Item, max_deliver: int, *, is_careful: bool) -> Settled | None:
+        """Until it works, however long that takes; the input is in hand all the time."""
+        delay_s = RETRY_FIRST_S
+        token = self.keepalive.watch([item.message.reply])
+        try:
+            while not await self.stopped_within(delay_s):
+                delay_s = min(2 * delay_s, RETRY_MAX_S)
+                self.keepalive.release(token)
+                token = self.keepalive.watch([item.message.reply])
+                try:
+                    return await self._run(self.group(max_deliver, is_careful=is_careful), [item])
+                except Unavailable as problem:
+                    self.note(problem)
+                except Corrupt:
+                    raise
+                except Exception as error:
+                    return await self.fail(item, error, max_deliver)
+            return None
+        finally:
+            self.keepalive.release(token)
+
+    async def fail(self, item: Item, error: Exception, max_deliver: int) -> Settled | None:
+        """Its handler ran, and the commit refuses what it did: the same as if the handler had raised it."""
+        try:
+            return await self.settle_without_running(item, max_deliver, lambda group: group.fail(item, error))
+        except Unavailable as problem:
+            self.note(problem)
+            return None
+
+    async def settle_without_running(
+        self, item: Item, max_deliver: int, decide: Callable[[GroupCommit], None]
+    ) -> Settled:
+        """A commit with one outcome that needs no handler, unless the input is settled already."""
+        group = self.group(max_deliver, is_careful=True)
+
+        def run() -> Settled:
+            try:
+                found = group.begin([item])
+                if item.at_key in found or item.key in found:
+                    group.decide(item, found)
+                else:
+                    decide(group)
+                return group.end(dict(self.targets.last), [])
+            except BaseException:
+                self.store.rollback()
+                raise
+
+        async with self.turn:
+            settled: Settled = await self.db(run)
+            self.opened(settled)
+        return settled
+
+    async def _run(self, group: GroupCommit, items: Sequence[Item]) -> Settled:
+        async with self.turn:
+            marks = self.take_marks()
+            try:
+                settled: Settled = await self.db(group.run, items, dict(self.targets.last), marks)
+            except BaseException:
+                self.marks = marks + self.marks
+                raise
+            self.opened(settled)
+        return settled
+
+    def opened(self, settled: Settled) -> None:
+        """A commit is durable: its block is open until all its effects are confirmed."""
+        self.trouble = ""
+        if settled.block:
+            self.open.add(settled.block)
+        for name, count in settled.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
+
+    def take_marks(self) -> list[Mark]:
+        marks = self.marks + self.closing_marks
+        self.marks, self.closing_marks = [], []
+        return marks
+
+    def note(self, error: BaseException) -> None:
+        """Remember what is wrong, where status and readiness find it."""
+        self.last_error = str(error)
+        if isinstance(error, Unavailable):
+            self.trouble = error.message
+        log.warning("agent %s: %s", self.ledger.name, error)
+
+    async def stopped_within(self, seconds: float) -> bool:
+        """Wait, but not longer than until the agent stops."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.stopping.wait()
+        return self.stopping.is_set()
+
+    async def insist(self, function: Callable[..., Any], *args: Any) -> bool:
+        """Something of the store that must be durable before going on; False when the agent stops before it is."""
+        delay_s = RETRY_FIRST_S
+        while True:
+            try:
+                async with self.turn:
+                    await self.db(function, *args)
+                return True
+            except Unavailable as problem:
+                self.note(problem)
+            if await self.stopped_within(delay_s):
+                return False
+            delay_s = min(2 * delay_s, RETRY_MAX_S)
+
+    async def append(self, make: Callable[[], Content | None]) -> Settled | None:
+        """A block without inputs, made of what its transaction finds; None when that is nothing."""
+
+        def write() -> Settled | None:
+            self.store.begin()
+            try:
+                content = make()
+                if content is None:
+                    self.store.rollback()
+                    return None
+                appended = self.store.append(content, self.sources, [])
+                self.store.commit()
+            except BaseException:
+                self.store.rollback()
+                raise
+            return Settled(appended.number, content.effects, appended.announcement)
+
+        async with self.turn:
+            settled: Settled | None = await self.db(write)
+            if settled is not None:
+                self.opened(settled)
+        return settled
+
+    # ---- publishing and settling
+
+    async def finish_soon(self, pull: Pull, settled: Settled, tokens: Sequence[int] = ()) -> asyncio.Task[None]:
+        """Publish and ack beside the next commit; waits while two are on their way."""
+        await self.slots.acquire()
+        task = asyncio.get_running_loop().create_task(self._finish_slot(pull, settled, tokens))
+        self.finishing.add(task)
+        task.add_done_callback(self.finishing.discard)
+        return task
+
+    async def _finish_slot(self, pull: Pull, settled: Settled, tokens: Sequence[int]) -> None:
+        try:
+            await self.finish(pull, settled)
+        finally:
+            self.slots.release()
+            for token in tokens:
+                self.keepalive.release(token)
+
+    async def finish(self, pull: Pull, settled: Settled) -> None:
+        """After the commit: publish, then ack. What cannot be published now stays open and is swept."""
+        _nak(pull, settled)
+        if settled.block and not await self.publish(settled):
+            return
+        self.at("published")
+        _ack(pull, settled)
+        self.at("acked")
+        self.resumes += [(block, pull, message) for block, message in settled.resumes]
+        self.settle_resumes()
+
+    async def publish(self, settled: Settled) -> bool:
+        try:
+            marks, error = await self.outflow.publish(settled.block, settled.sendings, settled.announcement)
+        except OncewireError as problem:
+            marks, error = [], problem.message
+        self.marks += marks
+        self.open.discard(settled.block)
+        if error:
+            self.last_error = error
+            log.warning("agent %s: block %d is not published yet: %s", self.ledger.name, settled.block, error)
+        return not error
+
+    def settle_resumes(self) -> None:
+        """Inputs that were settled before: acked once the effects of their block are out."""
+        waiting, self.resumes = self.resumes, deque()
+        marked = {mark.block for mark in self.marks}
+        for block, pull, message in waiting:
+            if block in self.open or (block in self.left_open and block not in marked):
+                self.resumes.append((block, pull, message))
+            else:
+                with contextlib.suppress(NotConnected):
+                    pull.ack([message])
+
+
+def _nak(pull: Pull, settled: Settled) -> None:
+    by_delay: dict[float, list[Message]] = {}
+    for message, delay in settled.naks:
+        by_delay.setdefault(delay, []).append(message)
+    with contextlib.suppress(NotConnected):  # they come back after ack_wait
+        for delay, messages in by_delay.items():
+            pull.nak(messages, delay)
+
+
+def _ack(pull: Pull, settled: Settled) -> None:
+    with contextlib.suppress(NotConnected):  # they come back and are found settled
+        pull.ack(settled.acks)
+        for message, reason in settled.terms:
+            pull.term([message], reason)

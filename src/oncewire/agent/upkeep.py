@@ -1,0 +1,265 @@
+"""What an agent does each second besides its inputs: nothing that any process of its ledger began is left undone.
+
+due effects        sent in a commit of their own, then published
+open blocks        effects that nobody confirmed are published again, under their ids
+exhausted inputs   begun, no outcome, no delivery left: a process died of them each time. Settled as dead
+marks              what was confirmed is written down when no commit comes along
+closing block      before idling, so that the last announcement says that all before it is confirmed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from oncewire.agent.agent import Agent
+from oncewire.agent.batch import GroupCommit, Item, attempt_of
+from oncewire.agent.commits import Commits
+from oncewire.agent.handlers import Handler
+from oncewire.agent.outflow import now_ms
+from oncewire.agent.read import Reading
+from oncewire.agent.sources import Opened
+from oncewire.errors import NotFound, Unavailable
+from oncewire.jetstream import Client
+from oncewire.jetstream.protocol import Message, encode_headers
+from oncewire.jetstream.pull import Delivery
+from oncewire.ledger.rules import Content, Outcome
+from oncewire.ledger.store import Attempt, Mark
+
+log = logging.getLogger("oncewire.agent")
+
+EVERY_S = 1.0
+SWEEP_AFTER_MS = 10_000
+"""A block that another living process has just written is left to it for so long."""
+DUE_MAX = 1_000
+GIVEN_UP = "the process died or stood still while handling it, at every delivery"
+GONE = "Oncewire-Dlq-Payload"
+
+
+class Upkeep:
+    """Runs beside the intakes."""
+
+    def __init__(
+        self,
+        client: Client,
+        agent: Agent,
+        commits: Commits,
+        reading: Reading,
+        opened: dict[str, Opened],
+        in_hand: Callable[[], list[Item]],
+    ) -> None:
+        self.client = client
+        self.agent = agent
+        self.commits = commits
+        self.reading = reading
+        self.opened = opened
+        self.in_hand = in_hand
+        self._renewed_ms = now_ms()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY_S)
+            try:
+                await self._round()
+            except Unavailable as problem:
+                self.commits.note(problem)
+
+    async def _round(self) -> None:
+        commits = self.commits
+        await self.send_due()
+        await self.sweep()
+        await self._renew()
+        await self._bury_exhausted()
+        if time.monotonic() - commits.busy_at > EVERY_S:
+            await self.flush_marks()
+            await self.close_off()
+        commits.trouble = ""
+
+    # ---- marks
+
+    async def flush_marks(self) -> None:
+        """Marks of an idle agent get a commit of their own."""
+        commits = self.commits
+        if not commits.marks:
+            return
+        async with commits.turn:
+            marks, commits.marks = commits.marks, []
+            try:
+                await commits.db(self._write_marks, marks)
+            except BaseException:
+                commits.marks = marks + commits.marks
+                raise
+        commits.at("marked")
+
+    def _write_marks(self, marks: list[Mark]) -> None:
+        store = self.commits.store
+        store.begin()
+        try:
+            store.mark(marks)
+            store.commit()
+        except BaseException:
+            store.rollback()
+            raise
+
+    async def close_off(self) -> None:
+        """One closing block before idling, whose own mark waits for the next real commit."""
+        commits = self.commits
+        if commits.is_closed_off or commits.marks or commits.open or commits.finishing:
+            return
+        async with commits.turn:
+            confirmed = await commits.db(commits.store.confirmed)
+        commits.is_closed_off = True
+        if confirmed.block == 0:
+            return
+        settled = await commits.append(lambda: Content([], [], now_ms(), dict(commits.targets.last)))
+        assert settled is not None
+        before = len(commits.marks)
+        await commits.publish(settled)
+        commits.closing_marks += commits.marks[before:]
+        del commits.marks[before:]
+
+    # ---- effects
+
+    async def send_due(self) -> None:
+        """Delayed effects whose time has come."""
+        commits = self.commits
+        async with commits.turn:
+            next_ms = await commits.db(commits.store.next_due_ms)
+        if next_ms is None or next_ms > now_ms():
+            return
+        settled = await commits.append(self._take_due)
+        if settled is not None:
+            commits.at("due")
+            await commits.publish(settled)
+
+    def _take_due(self) -> Content | None:
+        store = self.commits.store
+        due = store.due(now_ms(), DUE_MAX)
+        if not due:
+            return None
+        store.drop_due([one.sending.id for one in due])
+        return Content([], [one.sending for one in due], now_ms(), dict(self.commits.targets.last))
+
+    async def sweep(self, *, is_start: bool = False) -> None:
+        """Publish what any process of this ledger left open. At the start all of it, before anything is pulled."""
+        commits = self.commits
+        async with commits.turn:
+            open_ = await commits.db(commits.store.unconfirmed)
+        mine = {mark.block for mark in (*commits.marks, *commits.closing_marks)} | commits.open
+        commits.left_open = {number for number, _ in open_}
+        for number, holes in open_:
+            if number not in mine:
+                await self._resend(number, holes, is_start=is_start)
+        if is_start:
+            await self.flush_marks()
+            commits.at("swept")
+        commits.settle_resumes()
+
+    async def _resend(self, number: int, holes: list[tuple[int, int]], *, is_start: bool) -> None:
+        commits = self.commits
+        async with commits.turn:
+            block = await commits.db(commits.store.block, number)
+        if block is None or (not is_start and now_ms() - block.content.sent_ms < SWEEP_AFTER_MS):
+            return
+        marks, error = await commits.outflow.resend(block, holes, now_ms())
+        commits.marks += marks
+        if error:
+            commits.last_error = error
+            if is_start:
+                raise Unavailable(f"effects of block {number} cannot be published: {error}")
+
+    # ---- exhausted inputs
+
+    async def _renew(self) -> None:
+        """Say of long attempts that they are still at it, or another process would give them up."""
+        if now_ms() - self._renewed_ms < min(one.ack_wait_s for one in self.opened.values()) * 1000 / 3:
+            return
+        self._renewed_ms = now_ms()
+        long = [attempt_of(item, now_ms(), "") for item in self.in_hand() if item.delivery.deliveries > 1]
+        if long:
+            async with self.commits.turn:
+                await self.commits.db(self.commits.store.begun, long)
+
+    async def _bury_exhausted(self) -> None:
+        async with self.commits.turn:
+            attempts = await self.commits.db(self.commits.store.attempts)
+        mine = {item.at_key for item in self.in_hand()}
+        for one in attempts:
+            opened = self.opened.get(one.stream)
+            if opened is not None and one.key not in mine and is_exhausted(one, opened, now_ms()):
+                await self._bury(one, opened)
+
+    async def _bury(self, attempt: Attempt, opened: Opened) -> None:
+        item, is_gone = await self._fetch(attempt, opened)
+        if item.at_key != attempt.key:  # the stream was made anew: that input is nowhere
+            async with self.commits.turn:
+                await self.commits.db(self.commits.store.forget_attempts, [attempt.key])
+            return
+
+        def give_up(group: GroupCommit) -> None:
+            group.give_up(item, Outcome.DEAD, attempt.error or GIVEN_UP)
+            if is_gone:
+                letter = group.sendings[-1]
+                group.sendings[-1] = msgspec.structs.replace(letter, headers=(letter.headers or {}) | {GONE: "gone"})
+
+        settled = await self.commits.settle_without_running(item, opened.max_deliver, give_up)
+        self.commits.at("buried")
+        if settled.block and await self.commits.publish(settled) and opened.source.is_work_queue and not is_gone:
+            await self._remove(attempt)
+
+    async def _fetch(self, attempt: Attempt, opened: Opened) -> tuple[Item, bool]:
+        """The input as the stream holds it, or an empty one when it is gone."""
+        source = opened.source
+        try:
+            found = await self.client.get(attempt.stream, attempt.sequence)
+        except NotFound:
+            subject, timestamp_ns, header, payload, is_gone = source.filters[0], 0, b"", b"", True
+        else:
+            subject, timestamp_ns, payload, is_gone = found.subject, found.timestamp_ns, found.payload, False
+            header = encode_headers(found.headers) if found.headers else b""
+        reply = f"$JS.ACK.{source.stream}.{source.consumer}.{attempt.deliveries}.{attempt.sequence}.0.{timestamp_ns}.0"
+        message = Message(0, subject.encode("utf-8", "surrogateescape"), reply.encode(), header, payload)
+        item = self.reading.read([message])[0]
+        delivery = Delivery(source.stream, source.consumer, attempt.deliveries, attempt.sequence, 0, timestamp_ns, 0)
+        return item._replace(delivery=delivery), is_gone
+
+    async def _remove(self, attempt: Attempt) -> None:
+        """What TERM would do on a work queue: nobody is going to be given it again."""
+        with contextlib.suppress(NotFound):
+            await self.client.api(f"STREAM.MSG.DELETE.{attempt.stream}", {"seq": attempt.sequence, "no_erase": True})
+
+    # ---- ticks
+
+    async def tick(self, handler: Handler) -> None:
+        """One command per time slot: all processes publish it, the id lets one through."""
+        while True:
+            slot = int(time.time() // handler.every_s) + 1
+            await asyncio.sleep(max(0.0, slot * handler.every_s - time.time()))
+            id_, body = tick_of(self.agent, handler, slot)
+            while int(time.time() // handler.every_s) == slot:
+                try:
+                    await self.client.publish(handler.pattern, body, msg_id=id_)
+                    break
+                except Unavailable as problem:
+                    log.warning("agent %s: tick %d of %s: %s", self.agent.full_name, slot, handler.name, problem)
+                    await asyncio.sleep(EVERY_S)
+
+
+def is_exhausted(attempt: Attempt, opened: Opened, now_ms: int) -> bool:
+    """Whether the server will not deliver it again, and whoever had it last has had all the time there is."""
+    return attempt.deliveries >= opened.max_deliver and now_ms - attempt.started_ms > opened.ack_wait_s * 1000
+
+
+def tick_of(agent: Agent, handler: Handler, slot: int) -> tuple[str, dict[str, object]]:
+    """The id and the body of a tick: the same from every process."""
+    name = handler.pattern.rpartition(".")[2]
+    text = f"{agent.full_name}/{name}/{slot}"
+    id_ = f"tick.{hashlib.sha256(text.encode()).hexdigest()[:40]}"
+    payload = {"handler": name, "slot": slot}
+    return id_, {"id": id_, "type": "tick", "ts": int(slot * handler.every_s * 1000), "payload": payload}
