@@ -20,6 +20,7 @@ from oncewire.errors import Refused
 from oncewire.ledger.rules import agent_name
 
 if TYPE_CHECKING:
+    from oncewire.agent.adapter import Adapted, Adapter
     from oncewire.agent.run import Runner
     from oncewire.jetstream import Client
     from oncewire.ledger.store import Store
@@ -72,6 +73,7 @@ class Agent:
         self.consumers = dict(consumers or {})
         self.lifespan = lifespan or _no_lifespan
         self.handlers: list[Handler] = []
+        self.adapted: Adapted | None = None
 
     def __repr__(self) -> str:
         return f"Agent({self.full_name!r}, {len(self.handlers)} handlers)"
@@ -103,6 +105,22 @@ class Agent:
             return run
 
         return register
+
+    @classmethod
+    def from_adapter(
+        cls, name: str, adapter: Adapter | Callable[[], Adapter], *on: str, tick_s: float = 0.0, **options: Any
+    ) -> Agent:
+        """An agent around an object with `receive(envelope)` and, as it likes, `apply(envelope)`, `tick(now)`,
+        `get_state()`, `health()`: see `oncewire.agent.adapter`. `on` are its subjects, by default all its commands."""
+        from oncewire.agent.adapter import Adapted  # only for those who bring one
+
+        agent = cls(name, **options, batch=1, concurrency=1)
+        agent.adapted = adapted = Adapted(agent, adapter)
+        for subject in on or (f"cmd.{agent.tenant}.{agent.workspace}.{agent.name}.>",):
+            agent.on(subject)(adapted.receive)
+        if tick_s:
+            agent.every(tick_s)(adapted.tick)
+        return agent
 
     def running(self, client: Client, store: Store, **options: Any) -> AbstractAsyncContextManager[Runner]:
         """Run inside a service of your own: `async with agent.running(client, store):`. Leaving drains it."""

@@ -20,6 +20,8 @@ from oncewire.errors import Refused
 class Work(Protocol):
     """The runtime behind a context: the transaction, and the results of calls."""
 
+    @property
+    def store(self) -> Any: ...
     def open_tx(self) -> Any: ...
     def section(self) -> Any: ...
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
@@ -89,6 +91,11 @@ class Context:
         """The ledger's own transaction. In a `def` handler the driver's connection; in an `async def` handler
         `async with ctx.tx as tx:` as the last section before the return."""
         return self._work.section() if self._is_async else self._work.open_tx()
+
+    @property
+    def store(self) -> Any:
+        """The ledger that holds this input's transaction, for those who read what was settled before."""
+        return self._work.store
 
     @property
     def random(self) -> random.Random:

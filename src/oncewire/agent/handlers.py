@@ -6,7 +6,9 @@ or dict. A payload that does not fit is a contract violation: the input is termi
 
 from __future__ import annotations
 
+import functools
 import inspect
+import time
 import typing
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import msgspec
 
 from oncewire.contracts import subjects
-from oncewire.errors import ContractViolation, Refused
+from oncewire.errors import ContractViolation, Refused, TimedOut
 
 TICK = "tick"
 
@@ -40,11 +42,29 @@ def make_handler(
     parameters = list(inspect.signature(run).parameters.values())
     wanted = 1 if every_s else 2
     if len(parameters) < wanted:
-        raise Refused(f"handler {name} takes {len(parameters)} parameters", hint="Write it as handler(ctx, payload).")
+        form = "handler(ctx)" if every_s else "handler(ctx, payload)"
+        raise Refused(f"handler {name} takes {len(parameters)} parameters", hint=f"Write it as {form}.")
+    if rate_per_s < 0 or timeout_s < 0:
+        raise Refused(f"handler {name}: rate_per_s and timeout_s are positive, or 0 for none")
     hint = dict if every_s else _hint(run, parameters[1].name)
-    return Handler(
-        name, pattern, run, inspect.iscoroutinefunction(run), decoder_of(hint), rate_per_s, timeout_s, every_s
-    )
+    is_async = inspect.iscoroutinefunction(run)
+    if timeout_s and not is_async:
+        run = _timed(run, name, timeout_s)
+    return Handler(name, pattern, run, is_async, decoder_of(hint), rate_per_s, timeout_s, every_s)
+
+
+def _timed(run: Callable[..., Any], name: str, timeout_s: float) -> Callable[..., Any]:
+    """A `def` handler holds the transaction and cannot be interrupted: one that took too long is undone afterwards."""
+
+    @functools.wraps(run)
+    def timed(*args: Any) -> Any:
+        began = time.monotonic()
+        returned = run(*args)
+        if time.monotonic() - began > timeout_s:
+            raise TimedOut(f"handler {name} took longer than {timeout_s:g} s")
+        return returned
+
+    return timed
 
 
 def _hint(run: Callable[..., Any], parameter: str) -> Any:
@@ -52,7 +72,8 @@ def _hint(run: Callable[..., Any], parameter: str) -> Any:
         return typing.get_type_hints(run).get(parameter, dict)
     except NameError as error:
         raise Refused(
-            f"the hints of {run!r} cannot be read: {error}", hint="Define the payload type in the module."
+            f"the hints of {getattr(run, '__qualname__', run)} cannot be read: {error}",
+            hint="Define the payload type in the module, before the handler.",
         ) from None
 
 

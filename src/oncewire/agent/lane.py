@@ -52,6 +52,10 @@ class Task:
 
     # ---- what the context needs
 
+    @property
+    def store(self) -> Any:
+        raise Refused("an `async def` handler does not hold the ledger")
+
     def open_tx(self) -> Any:
         raise Refused("an `async def` handler writes in `async with ctx.tx as tx:`")
 
