@@ -16,7 +16,7 @@ import click
 
 import oncewire
 from oncewire import doctor as rules
-from oncewire import monitor, settings
+from oncewire import monitor, settings, topology
 from oncewire.cli import face, facts
 from oncewire.cli.board import Board
 from oncewire.embedded.folder import DataFolder, Server
@@ -25,6 +25,7 @@ from oncewire.embedded.postgres import Postgres
 from oncewire.embedded.process import pick_ports
 from oncewire.embedded.stack import Embedded, Stack, State, clear
 from oncewire.errors import NotConnected, Refused
+from oncewire.jetstream import Client, options_from
 from oncewire.settings import Resolved, Settings, mask_url
 
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
@@ -65,8 +66,22 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
     A service belongs here, as `async with` around the last two lines: entered in order once the servers are ready,
     left in reverse before they stop.
     """
-    board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
-    await stack.watch()
+    async with Client(options_from(chosen, name="oncewire up")) as client:
+        await _declare(client, chosen, board)
+        board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
+        await stack.watch()
+
+
+async def _declare(client: Client, chosen: Settings, board: Board) -> None:
+    """Create what the catalogs declare and is missing. What differs stays as it is, and is said."""
+    declared = topology.load(settings=chosen)
+    board.part("topology", State.STARTING)
+    problems = await topology.ensure(client, topology=declared)
+    text = f"{len(declared.streams)} streams, {len(declared.consumers)} consumers"
+    if problems:
+        text += f"; {len(problems)} not as declared, see `oncewire topology plan`"
+    warning = {"warning": "drift"} if problems else {}
+    board.part("topology", State.READY, text=text, **warning)
 
 
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:

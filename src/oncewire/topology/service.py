@@ -62,6 +62,12 @@ async def ensure_consumers(client: Client, service: str, *, topology: Topology |
     return await _create_missing(client, declared.for_service(service), declared)
 
 
+async def ensure(client: Client, *, topology: Topology | None = None) -> list[Problem]:
+    """Create every declared stream and durable that is missing, as `init_streams` and `ensure_consumers` do."""
+    declared = topology or load()
+    return await _create_missing(client, declared, declared)
+
+
 async def _create_missing(client: Client, part: Topology, known: Topology) -> list[Problem]:
     left = await bring_about(client, part, known, creates, lambda _: None, is_whole=False)
     problems = [_problem(step) for step in left.steps]
