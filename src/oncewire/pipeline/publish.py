@@ -7,7 +7,7 @@ duplicate window; the task gives up before the usual window of two minutes ends.
     answer                                      what happens
     PubAck                                      settled; `duplicate` counts as settled too
     an error that passes (5xx, electing)        sent again after a pause
-    no responders                               sent again: the stream may be starting; in the end, an error
+    no responders                               sent again if a stream takes the subject (its server is starting)
     any other error                             the task fails with the server's reason
 """
 
@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, ProtocolViolation, TimedOut, Unavailable
+from oncewire.errors import NoResponders, NotFound, OncewireError, OutcomeUnknown, ProtocolViolation, Unavailable
 from oncewire.jetstream.protocol import Event, Message, parse_status
 from oncewire.pipeline.columns import contents
 from oncewire.pipeline.options import Access
@@ -32,6 +32,8 @@ from oncewire.pipeline.wire import OUTAGE_S, RETRY_DELAY_S, Wire, api_error, con
 CHUNK_RECORDS: Final = 2_000
 CHUNK_BYTES: Final = 2 * 1024 * 1024
 CHUNKS_OPEN_MAX: Final = 4
+PREFIX_BYTES: Final = 5_000
+"""Enough of a frame to hold its subject."""
 ANSWER_S: Final = 5.0
 """After this time without any answer the open messages are sent again: a leader may have died with them."""
 BUSY_NUMBERS: Final = frozenset({10158})
@@ -144,7 +146,8 @@ class Publisher:
     def _refused(self, answer: Message, number: int) -> None:
         status, _ = parse_status(answer.header_raw)
         if status == 503:
-            raise NotFound503(f"no stream takes what is published (message {number})")
+            self._check_home(number)
+            raise NoResponders("a stream takes the subject, and does not answer yet")
         try:
             problem = msgspec.json.decode(answer.payload).get("error")
         except (msgspec.DecodeError, AttributeError):
@@ -156,6 +159,20 @@ class Publisher:
             )
         error = api_error(problem, "publish")
         raise Unavailable(str(error)) if error.server_code in BUSY_NUMBERS else error
+
+    def _check_home(self, number: int) -> None:
+        """Nobody took the message: whether a stream could, its leader knows."""
+        chunk = next(one for one in self._open if number in one.open)
+        subject = bytes(chunk.frame(number)[:PREFIX_BYTES]).split(b" ", 2)[1].decode()
+        asking = connect(self._access)
+        try:
+            if not asking.api("STREAM.NAMES", {"subject": subject}).get("total"):
+                raise NotFound(
+                    f"no stream takes the subject {subject}",
+                    hint="Declare a stream for it, and run `oncewire topology apply`.",
+                )
+        finally:
+            asking.close()
 
     def _send_again(self) -> None:
         """Connect anew and send what is open under the same ids, until the time is over."""
@@ -175,18 +192,8 @@ class Publisher:
 
     def _given_up(self) -> OncewireError:
         count = sum(len(chunk.open) for chunk in self._open)
-        if isinstance(self._problem, NotFound503):
-            return NotFound(
-                str(self._problem), hint="Declare a stream for the subject, and run `oncewire topology apply`."
-            )
-        if isinstance(self._problem, TimedOut):
-            self._problem = None
         reason = self._problem or "no answer came"
         return OutcomeUnknown(
             f"{count} messages were sent and not confirmed within {OUTAGE_S:.0f} s: {reason}",
             hint="Run the same batch again within the stream's duplicate window: the ids keep it from standing twice.",
         )
-
-
-class NotFound503(Unavailable):
-    """Nobody listens on the subject. It may pass: a stream needs a moment after its server started."""

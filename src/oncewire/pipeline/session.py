@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from oncewire.pipeline import java
@@ -26,9 +27,10 @@ def spark_session(master: str = "local[*]", **conf: object) -> SparkSession:
     A local master also gets its address set to loopback: nothing listens outside, and no name need be resolved.
     """
     settings = {**DEFAULTS, **spelled(conf)}
-    if master.startswith("local"):
+    is_local = master.startswith("local")
+    if is_local:
         settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **settings}
-    prepare(os.environ)
+    prepare(os.environ, is_local=is_local)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName(str(settings.pop("spark.app.name", "oncewire")))
@@ -45,10 +47,12 @@ def spelled(conf: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def prepare(environ: os._Environ[str] | dict[str, str]) -> None:
+def prepare(environ: MutableMapping[str, str], *, is_local: bool) -> None:
     """What must stand in the environment before Java starts. What the user has set stays."""
     home = java.home()
     if home:
         environ["JAVA_HOME"] = str(home)
+    if is_local:
+        environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     environ.setdefault("PYSPARK_PYTHON", sys.executable)
     environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

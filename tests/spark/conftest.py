@@ -1,0 +1,38 @@
+"""One Spark session for all tests of the process: it takes seconds to start, and a JVM holds only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from oncewire.pipeline import spark_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def event_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes everything that its UI shows."""
+    return tmp_path_factory.mktemp("events")
+
+
+@pytest.fixture(scope="session")
+def spark(event_log: Path) -> Iterator[SparkSession]:
+    session = spark_session(
+        "local[2]",
+        spark_ui_enabled=False,
+        spark_sql_shuffle_partitions=2,
+        spark_log_level="ERROR",
+        **{
+            "spark.eventLog.enabled": True,
+            "spark.eventLog.dir": event_log.as_uri(),
+            "spark.eventLog.rolling.enabled": False,
+            "spark.eventLog.compress": False,
+        },
+    )
+    yield session
+    session.stop()
