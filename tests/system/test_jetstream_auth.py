@@ -17,7 +17,7 @@ from tests.support.jwt import Operator, make_seed
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_consumer, make_stream
 from tests.support.tls import Authority
-from tests.support.wait import until, within
+from tests.support.wait import until, until_async, within
 
 
 async def works(client: Client) -> bool:
@@ -85,18 +85,27 @@ async def test_creds_of_an_operators_account(tmp_path: Path) -> None:
             await within(connect(server.url, creds=str(foreign)).open())
 
 
+async def may_publish(client: Client) -> bool:
+    try:
+        await client.publish("new.a", b"", msg_id="1")
+    except PermissionDenied:
+        return False
+    return True
+
+
 async def test_an_expired_user_comes_back_with_renewed_credentials(tmp_path: Path) -> None:
     """The server ends the connection when the JWT expires; the file is read again at the next attempt."""
     operator = Operator()
     path = tmp_path / "u.creds"
     changes: list[tuple[State, str]] = []
     with nats_server(operator.config) as server:
-        path.write_text(operator.user(expires_in_s=2))
+        path.write_text(operator.user(expires_in_s=2, deny_publish=["new.>"]))
         options = Options((server.url,), creds=str(path), on_change=lambda *change: changes.append(change))
         async with Client(options) as client:
+            await make_stream(client, subjects=["new.>"])
+            assert not await may_publish(client)
             path.write_text(operator.user())
-            await until(lambda: client.connection.reconnects == 1)
-            assert "streams" in await client.api("INFO")
+            await until_async(lambda: may_publish(client), "the renewed user's permission")
     assert any(state is State.RECONNECTING and "xpired" in reason for state, reason in changes)
 
 

@@ -369,7 +369,8 @@ async def test_a_reconnect_resumes_without_losing_anything(server: NatsServer) -
         stream = await make_stream(client)
         await make_consumer(client, stream, ack_wait=500_000_000)
         seen: set[bytes] = set()
-        async with client.pull(stream, "c", batch=10) as pull:
+        # heartbeats so rare that only the reconnect itself can renew the requests
+        async with client.pull(stream, "c", batch=10, heartbeat_s=60.0, expires_s=600.0) as pull:
             for round_ in range(5):
                 await publisher.publish_many(outgoing(stream, 40, prefix=f"r{round_}"))
                 if round_ % 2:
