@@ -58,6 +58,8 @@ class Nats:
     jetstream_error: str = ""
     jsz: Sequence[Mapping[str, Any]] = ()
     monitor_error: str = ""
+    topology: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Streams and consumers that are missing, drifted or filling, by that word."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +147,21 @@ def _nats(facts: Facts) -> Iterator[Check]:
         yield Check("JetStream", Verdict.BROKEN, f"cannot be used: {nats.jetstream_error}", JETSTREAM_REMEDY)
         return
     yield Check("JetStream", Verdict.OK, "on")
+    yield _topology(nats)
     yield from _storage(nats, facts.folder)
     yield _durability(nats)
+
+
+def _topology(nats: Nats) -> Check:
+    """Declared against found. A service starts all the same, degraded: so it is a warning."""
+    told = [f"{len(items)} {trouble} ({_first(items)})" for trouble, items in nats.topology.items() if items]
+    if told:
+        return Check("topology", Verdict.WARNING, ", ".join(told), "See `oncewire topology plan`, then `apply`.")
+    return Check("topology", Verdict.OK, "streams and consumers are as declared")
+
+
+def _first(items: Sequence[str], most: int = 3) -> str:
+    return ", ".join(items[:most]) + (", …" if len(items) > most else "")
 
 
 def _nats_version(nats: Nats) -> Check:

@@ -49,6 +49,15 @@ def test_all_is_well() -> None:
     assert worst(checks) is Verdict.OK
 
 
+def test_drift_is_a_warning_that_names_the_first_items() -> None:
+    """A service starts on drift, degraded; a person must see it all the same."""
+    streams = ["stream:A", "stream:B", "stream:C", "stream:D"]
+    drifted = with_nats(topology={"drift": streams, "missing": ["consumer:A/x"]})
+    found = check("topology", drifted)
+    assert Verdict.WARNING is found.verdict
+    assert "4 drift (stream:A, stream:B, stream:C, …), 1 missing (consumer:A/x)" == found.text
+
+
 def test_what_is_not_ok_always_has_a_remedy() -> None:
     bad = Facts(
         "3.11.0", Folder("/d", problem="/d is not a folder", hint="Move it."), Nats("u", error="gone"), None, None, None

@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from oncewire import doctor, monitor
+from oncewire import doctor, monitor, topology
 from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
 from oncewire.embedded.postgres import driver
@@ -65,6 +65,7 @@ async def nats_facts(settings: Settings) -> doctor.Nats:
     try:
         async with Client(options_from(settings, name="oncewire doctor")) as client:
             server, jetstream_error = client.server, await _jetstream_error(client)
+            troubles = {} if jetstream_error else await _troubles(client, settings)
     except OncewireError as error:
         return doctor.Nats(url, error=error.message, hint=error.hint)
     answers, monitor_error = await _ask_monitors(settings.nats_monitor_url)
@@ -76,7 +77,16 @@ async def nats_facts(settings: Settings) -> doctor.Nats:
         jetstream_error=jetstream_error,
         jsz=answers,
         monitor_error=monitor_error,
+        topology=troubles,
     )
+
+
+async def _troubles(client: Client, settings: Settings) -> dict[str, list[str]]:
+    """What is not as declared, by kind of trouble."""
+    found: dict[str, list[str]] = {}
+    for problem in await topology.readiness(client, topology.load(settings=settings)):
+        found.setdefault(problem.trouble.value, []).append(problem.item)
+    return found
 
 
 async def _jetstream_error(client: Client) -> str:
