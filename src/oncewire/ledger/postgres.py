@@ -57,6 +57,7 @@ class PostgresStore:
     # ---- life
 
     def open(self, tenant: str, workspace: str, agent: str) -> Ledger:
+        self.close()
         try:
             self._agent = rules.agent_name(tenant, workspace, agent)
             self._session.connect()
@@ -69,16 +70,15 @@ class PostgresStore:
 
     def _prepare(self) -> None:
         with self._own() as cursor:
+            fresh = {"id": secrets.token_hex(8), "format": FORMAT}
             try:
-                found = cursor.execute(
-                    self._session.sql["meta"], {"id": secrets.token_hex(8), "format": FORMAT}
-                ).fetchall()
+                cursor.execute(self._session.sql["add_meta"], fresh)
             except psycopg.errors.UndefinedTable:
                 raise Refused(
                     f"schema {self._session.schema} holds no ledger",
                     hint="Run `oncewire migrate`, with the same --schema.",
                 ) from None
-            meta = dict(found)
+            meta = dict(cursor.execute(self._session.sql["meta"]).fetchall())
             if meta["format"] != FORMAT:
                 raise Refused(
                     f"the ledger has format {meta['format']}, this version reads {FORMAT}",
@@ -136,11 +136,13 @@ class PostgresStore:
             cursor = self._inside()
             cursor.execute(self._session.sql["claim"], (self._group, sorted(wanted)))
             asked = [*look] if cursor.rowcount == len(wanted) else [*wanted, *look]
-            found = (
-                dict(cursor.execute(self._session.sql["settled"], (asked, self._group), prepare=False)) if asked else {}
-            )
+            found = self._settled(cursor, asked) if asked else {}
             self._claimed = wanted - found.keys()
             return self._places(found) if found else {}
+
+    def _settled(self, cursor: psycopg.Cursor[Any], keys: list[bytes]) -> dict[bytes, int]:
+        """Not prepared: a plan that was made for a small table would stay when it has grown."""
+        return dict(cursor.execute(self._session.sql["settled"], (keys, self._group), prepare=False).fetchall())
 
     def _places(self, found: dict[bytes, int]) -> dict[bytes, Place]:
         rows = self._session.cursor.execute(self._session.sql["places"], (list(set(found.values())),)).fetchall()
@@ -190,11 +192,7 @@ class PostgresStore:
             keys = [entry.key for entry in content.entries]
             self._settle(cursor, set(keys))
             if delayed:
-                ids = [one.sending.id for one in delayed]
-                sendings = [_encode(one.sending) for one in delayed]
-                cursor.execute(
-                    self._session.sql["delay"], (self._agent, ids, [one.due_ms for one in delayed], sendings)
-                )
+                self._delay(cursor, delayed)
             number, hash_, state, *confirmed, has_attempts = self._lock_chain(cursor)
             after, announcement = rules.next_block(
                 self._ledger, Head(number, hash_, state), block, Confirmed(*confirmed)
@@ -215,6 +213,10 @@ class PostgresStore:
             if cursor.rowcount != len(missing):
                 raise Unavailable("an input was settled by another process meanwhile")
         self._claimed -= keys
+
+    def _delay(self, cursor: psycopg.Cursor[Any], delayed: Sequence[Delayed]) -> None:
+        rows = [(one.sending.id, one.due_ms, _encode(one.sending)) for one in delayed]
+        cursor.execute(self._session.sql["delay"], (self._agent, *map(list, zip(*rows, strict=True))))
 
     def _lock_chain(self, cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
         return self._one(cursor.execute(self._session.sql["lock_chain"], (self._chain,)))

@@ -80,6 +80,7 @@ class SqliteStore:
     # ---- life
 
     def open(self, tenant: str, workspace: str, agent: str) -> Ledger:
+        self.close()
         self._check_path()
         try:
             with translated(self.path):

@@ -1,12 +1,12 @@
 -- The statements of the PostgreSQL ledger. {s} is the schema: a handler may set its own search_path.
 
+-- name: add_meta
+-- The ledger's id and format are made at the first opening. Of two processes that open it first, one makes them.
+INSERT INTO {s}.ledger_meta (name, value) VALUES ('id', %(id)s), ('format', %(format)s) ON CONFLICT DO NOTHING;
+
 -- name: meta
--- The ledger's id and format, made at the first opening.
-WITH made AS (
-    INSERT INTO {s}.ledger_meta VALUES ('id', %(id)s), ('format', %(format)s) ON CONFLICT DO NOTHING
-    RETURNING name, value
-)
-SELECT name, value FROM made UNION SELECT name, value FROM {s}.ledger_meta;
+-- A statement of its own, after `add_meta`: it sees what that one waited for.
+SELECT name, value FROM {s}.ledger_meta;
 
 -- name: add_chain
 INSERT INTO {s}.ledger_chains (agent, number, hash, state, base, base_hash, base_state)
