@@ -221,12 +221,8 @@ def test_as_many_conversations_are_wanted_as_fill_a_batch(found: int, conversati
     assert wanted == rules.conversations_wanted(found, conversations, batch_size=25)
 
 
-def test_a_full_batch_is_followed_by_the_next_without_a_pause() -> None:
-    assert rules.pause_ms(is_full=True, took_ms=50) == 0.0
-
-
 def test_the_pause_grows_with_the_work_between_two_bounds() -> None:
-    assert [rules.pause_ms(is_full=False, took_ms=took) for took in (0, 5, 20, 500)] == [20.0, 20.0, 60.0, 100.0]
+    assert [rules.pause_ms(took) for took in (0, 5, 20, 500)] == [20.0, 20.0, 60.0, 100.0]
 
 
 def test_a_relay_is_idle_after_a_quiet_while_and_awake_with_the_first_row() -> None:

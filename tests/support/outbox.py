@@ -19,6 +19,7 @@ from typing import Any
 import asyncpg
 
 import oncewire
+from oncewire.cli import face
 from oncewire.jetstream import Client
 from oncewire.outbox.relay import Relay, RelayOptions
 from tests.support.streams import witness
@@ -228,7 +229,7 @@ class RelayProcess:
 
 
 def main(nats_url: str, url: str, step: str, count: str) -> None:
-    asyncio.run(_relay(nats_url, url, StopAt(step, int(count)) if step else None))
+    face.run(_relay(nats_url, url, StopAt(step, int(count)) if step else None))
 
 
 async def _relay(nats_url: str, url: str, on_step: StopAt | None) -> None:

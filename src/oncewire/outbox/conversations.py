@@ -8,7 +8,6 @@ again, and then found in the stream.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, Final
 
 from oncewire.database.postgres import queries
@@ -68,14 +67,15 @@ class Conversations:
         fences = {record[0]: record[1] for record in await connection.fetch(SQL["lock"], ids)}
         if not fences:
             return [], is_cut
-        rows = [Row(*record) for record in await self._read(connection, list(fences), self._batch_size)]
+        rows = await self._read(connection, list(fences), self._batch_size)
         claims = grouped(rows, fences)
         self._wanted = conversations_wanted(len(rows), len(claims), self._batch_size)
         return claims, is_cut
 
-    async def _read(self, connection: Any, ids: list[str], rows_each: int) -> Sequence[Sequence[Any]]:
-        found: Sequence[Sequence[Any]] = await connection.fetch(SQL["read"], ids, rows_each, ROWS_MAX, BYTES_MAX)
-        return found
+    async def _read(self, connection: Any, ids: list[str], rows_each: int) -> list[Row]:
+        """Open rows; the statement names a conversation by its place in `ids`, which counts from 1."""
+        found = await connection.fetch(SQL["read"], ids, rows_each, ROWS_MAX, BYTES_MAX)
+        return [Row(ids[place - 1], *values) for place, *values in found]
 
     def _has_more(self, claims: list[Claim]) -> bool:
         rows = [len(claim.rows) for claim in claims]
@@ -112,7 +112,7 @@ class Conversations:
                 return
             await connection.execute(SQL["lock_numbers"], conversation_id)
             rows = await self._read(connection, [conversation_id], 1)
-            if not rows or Row(*rows[0]).key != row.key:
+            if not rows or rows[0].key != row.key:
                 return
             up = one.renumber_above - row.sequence + 1
             await connection.execute(SQL["renumber_away"], conversation_id, row.sequence)

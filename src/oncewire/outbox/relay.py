@@ -23,8 +23,8 @@ from oncewire.outbox import purge
 from oncewire.outbox.conversations import Conversations
 from oncewire.outbox.messages import Messages
 from oncewire.outbox.publish import OnStep
-from oncewire.outbox.rules import Pace, pause_ms, retry_ms
-from oncewire.outbox.source import Source, transaction
+from oncewire.outbox.rules import PAUSE_MS_MAX, Pace, pause_ms, retry_ms
+from oncewire.outbox.source import Source, Taken, transaction
 from oncewire.outbox.wake import Wake
 from oncewire.settings import Settings
 
@@ -75,6 +75,8 @@ class Relay:
         self._wake = Wake(url, schema=options.schema, poll_ms=options.poll_ms)
         self._stopping = asyncio.Event()
         self._problems: dict[str, str] = {}
+        self._is_idle: dict[str, bool] = {}
+        self._helper: asyncio.Task[None] | None = None
         self.published = 0
 
     @property
@@ -93,26 +95,29 @@ class Relay:
 
     async def run(self) -> None:
         """Work until `stop`."""
-        options = self._options
-        sources: list[Source] = [
-            Conversations(
-                self._client,
-                prefix=options.prefix,
-                batch_size=options.batch_size,
-                schema=options.schema,
-                on_step=options.on_step,
-            ),
-            Messages(self._client, schema=options.schema, on_step=options.on_step),
-        ]
-        helpers = [asyncio.create_task(self._wake.run()), asyncio.create_task(self._purge_now_and_then())]
+        messages = Messages(self._client, schema=self._options.schema, on_step=self._options.on_step)
+        sources: list[Source] = [self._conversations(), messages]
+        self._is_idle = {source.name: False for source in sources}
+        others = [asyncio.create_task(self._wake.run()), asyncio.create_task(self._purge_now_and_then())]
         try:
             async with asyncio.TaskGroup() as group:
                 for source in sources:
                     group.create_task(self._keep_draining(source))
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            others += [self._helper] if self._helper else []
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    def _conversations(self) -> Conversations:
+        options = self._options
+        return Conversations(
+            self._client,
+            prefix=options.prefix,
+            batch_size=options.batch_size,
+            schema=options.schema,
+            on_step=options.on_step,
+        )
 
     async def _keep_draining(self, source: Source) -> None:
         """Drain on one connection after another."""
@@ -144,19 +149,49 @@ class Relay:
         pace = Pace()
         while not self._stopping.is_set():
             began = _now_ms()
-            if is_idle := pace.is_idle(began):
+            is_idle = pace.is_idle(began)
+            if is_idle and self._all_idle_but(source):
                 await self._wake.advertise(connection)
             taken = await source.relay_once(connection)
             now = _now_ms()
             self.published += taken.rows
             self._problems.pop(source.name, None)
             pace = pace.after(taken.rows, now)
+            self._is_idle[source.name] = is_idle and not taken.rows
             if taken.rows:
                 await self._wake.work_has_come(connection)
-            if is_idle and not taken.rows and not taken.has_more:
-                await self._sleep(self._options.poll_ms)
-            elif pause := pause_ms(taken.has_more, now - began):
-                await self._wait(min(pause, self._options.poll_ms))
+            if taken.has_more and isinstance(source, Conversations):
+                self._call_for_help()
+            await self._rest(source, taken, now - began)
+
+    def _all_idle_but(self, source: Source) -> bool:
+        """Whether a wake-up is welcome: while one outbox is busy, its writers would pay for the other's sleep."""
+        return all(idle for name, idle in self._is_idle.items() if name != source.name)
+
+    async def _rest(self, source: Source, taken: Taken, took_ms: float) -> None:
+        if taken.has_more:
+            return
+        if not self._is_idle[source.name]:
+            await self._wait(min(pause_ms(took_ms), self._options.poll_ms))
+        elif all(self._is_idle.values()):
+            await self._sleep(self._options.poll_ms)
+        else:
+            await self._sleep(min(PAUSE_MS_MAX, self._options.poll_ms))
+
+    def _call_for_help(self) -> None:
+        """A backlog: a second pair of hands claims while the first one publishes. It goes when the backlog is gone."""
+        if self._helper is None or self._helper.done():
+            self._helper = asyncio.create_task(self._help())
+
+    async def _help(self) -> None:
+        source = self._conversations()
+        with contextlib.suppress(OncewireError):  # the first pair of hands meets the same, and tells it
+            async with self._connected() as connection:
+                has_more = True
+                while has_more and not self._stopping.is_set():
+                    taken = await source.relay_once(connection)
+                    self.published += taken.rows
+                    has_more = taken.has_more
 
     async def _wait(self, wait_ms: float) -> None:
         with contextlib.suppress(TimeoutError):

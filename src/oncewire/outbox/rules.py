@@ -46,8 +46,8 @@ RETRY_MS_MAX = 5_000.0
 class Row(Struct, frozen=True, gc=False):
     """A message that waits, as the database holds it; JSON columns are still text."""
 
-    id: int
     conversation_id: str
+    id: int
     sequence: int
     dedupe_id: str
     epoch: str
@@ -244,10 +244,10 @@ class Pace(Struct, frozen=True):
         return self.quiet_since is not None and now - self.quiet_since >= IDLE_AFTER_MS
 
 
-def pause_ms(is_full: bool, took_ms: float) -> float:
-    """None behind a full batch. Else in proportion to the work: when the machine is busy the same work takes longer,
-    and the writers, who are what it is busy with, get the rest."""
-    return 0.0 if is_full else min(PAUSE_MS_MAX, max(PAUSE_MS_MIN, PAUSE_PER_WORK * took_ms))
+def pause_ms(took_ms: float) -> float:
+    """Between two passes when nothing is left over, in proportion to the work: when the machine is busy the same work
+    takes longer, and the writers, who are what it is busy with, get the rest."""
+    return min(PAUSE_MS_MAX, max(PAUSE_MS_MIN, PAUSE_PER_WORK * took_ms))
 
 
 def retry_ms(failures: int) -> float:

@@ -37,7 +37,7 @@ CREATE TABLE message_outbox (
     conversation_id uuid NOT NULL,
     sequence bigint NOT NULL,
     message_id uuid NOT NULL,
-    dedupe_id text NOT NULL UNIQUE,
+    dedupe_id uuid NOT NULL UNIQUE,
     body_bytes integer NOT NULL,
     status text NOT NULL DEFAULT 'pending' CHECK (status IN ('pending', 'dispatched', 'failed')),
     attempts integer NOT NULL DEFAULT 0,
@@ -144,7 +144,7 @@ BEGIN
         (id, conversation_id, sequence, role, content, model, citations, pubmed_articles, metadata)
         VALUES (v_id, p_conversation_id, v_sequence, p_role, p_content, p_model, p_citations, p_pubmed_articles, p_metadata);
     INSERT INTO message_outbox (conversation_id, sequence, message_id, dedupe_id, body_bytes)
-        VALUES (p_conversation_id, v_sequence, v_id, replace(gen_random_uuid()::text, '-', ''), v_bytes);
+        VALUES (p_conversation_id, v_sequence, v_id, gen_random_uuid(), v_bytes);
     IF v_is_idle THEN
         PERFORM pg_notify('oncewire_outbox', '');
     END IF;

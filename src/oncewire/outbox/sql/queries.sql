@@ -45,19 +45,20 @@ SELECT conversation_id::text, stream_sequence FROM conversation_relay
 -- name: read
 -- Open rows of the conversations $1: at most $2 of each, $3 in all, about $4 bytes; in sequence within each.
 WITH open AS MATERIALIZED (
-    SELECT o.*, row_number() OVER at AS number, sum(o.body_bytes) OVER at AS bytes
+    SELECT k.place, c.epoch, c.tenant, o.*,
+            row_number() OVER at AS number, sum(o.body_bytes) OVER at AS bytes
         FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS k (id, place)
+        JOIN conversations c ON c.id = k.id
         CROSS JOIN LATERAL (
-            SELECT m.id, m.conversation_id, m.sequence, m.message_id, m.dedupe_id, m.body_bytes FROM message_outbox m
+            SELECT m.id, m.sequence, m.message_id, m.dedupe_id, m.body_bytes FROM message_outbox m
                 WHERE m.conversation_id = k.id AND m.status <> 'dispatched' ORDER BY m.sequence LIMIT $2
         ) o
         WINDOW at AS (ORDER BY k.place, o.sequence ROWS UNBOUNDED PRECEDING)
 )
-SELECT o.id, o.conversation_id::text, o.sequence, o.dedupe_id, c.epoch, c.tenant,
-        m.id::text AS message_id, m.role, m.content, m.model, m.citations, m.metadata, m.void_reason, m.created_at
+SELECT o.place, o.id, o.sequence, replace(o.dedupe_id::text, '-', ''), o.epoch, o.tenant,
+        m.id::text, m.role, m.content, m.model, m.citations, m.metadata, m.void_reason, m.created_at
     FROM open o
     JOIN conversation_messages m ON m.id = o.message_id
-    JOIN conversations c ON c.id = o.conversation_id
     WHERE o.number <= $3 AND (o.bytes <= $4 OR o.number = 1)
     ORDER BY o.number
 
