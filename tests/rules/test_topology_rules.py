@@ -112,6 +112,7 @@ def test_a_server_too_old_for_atomic_batches_is_told_and_not_asked() -> None:
     assert "allow_atomic" not in made.steps[0].config
     assert "too old for atomic batches" in made.notes[0]
     assert plan(DECLARED, Found(api_level=2)).notes == ()
+    assert plan(DECLARED, Found(api_level=2)).steps[0].config["allow_atomic"]
     assert plan(Topology(streams=(A, replace(A, name="B", allow_atomic=False)), contracts=()), found).notes != ()
     assert plan(Topology(streams=(replace(A, allow_atomic=False),), contracts=()), found).notes == ()
     config = {key: value for key, value in STREAM_AS_SERVED.items() if key != "allow_atomic"}
@@ -217,6 +218,7 @@ def test_dropping_what_is_acknowledged_needs_to_be_accepted() -> None:
     declared = replace(DECLARED, streams=(replace(A, retention="interest"),))
     assert plan(declared, served(messages=1)).steps[0].need is Need.ACCEPT
     assert plan(declared, served()).steps[0].need is Need.NOTHING
+    assert only(served({"retention": "interest"}, messages=1)).need is Need.NOTHING
 
 
 def test_fewer_copies_need_to_be_accepted_and_more_do_not() -> None:
@@ -406,6 +408,12 @@ def test_a_durable_with_a_moved_filter_may_keep_its_position_or_start_over() -> 
     step = only(served(consumer={"filter_subject": "a.c"}, delivered=9))
     assert permit([step], accept=frozenset({step.item})).todo == (step,)
     assert permit([step], recreate=frozenset({step.item})).todo == (replace(step, act=Act.RECREATE),)
+
+
+def test_a_durable_that_can_be_changed_keeps_its_position_whatever_the_flag() -> None:
+    step = only(served(consumer={"max_deliver": 3}, delivered=9))
+    assert permit([step], recreate=frozenset({step.item})).todo == (step,)
+    assert step.act is Act.UPDATE
 
 
 def test_a_service_creates_and_changes_nothing() -> None:

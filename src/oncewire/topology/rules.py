@@ -36,12 +36,9 @@ _CONSUMER_FIXED = (
     "ack_policy",
     "deliver_policy",
     "replay_policy",
-    "opt_start_seq",
-    "opt_start_time",
     "max_waiting",
     "mem_storage",
     "deliver_subject",
-    "deliver_group",
 )
 
 
@@ -252,8 +249,7 @@ def normal_stream(config: Wire) -> Wire:
     """What the server shows, as `Stream.wire` would say it."""
     normal = {key: config.get(key, default) for key, default in STREAM_DEFAULTS.items()}
     normal["subjects"] = tuple(config.get("subjects") or ())
-    for key in ("mirror", "sources", "republish", "subject_transform", "consumer_limits"):
-        normal[key] = normal[key] or None
+    normal["consumer_limits"] = config.get("consumer_limits") or None  # shown as {} when there are none
     return normal
 
 
