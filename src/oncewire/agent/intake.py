@@ -201,7 +201,7 @@ class Intake:
             self.ready += free
 
     def _sift(self, items: list[Item]) -> list[Item]:
-        """Without those that must wait: for a token, or for the same input in an async handler."""
+        """Without those that must wait for a token."""
         if not self.buckets and not self.has_async:
             return items
         counts: dict[str, int] = {}
@@ -222,9 +222,6 @@ class Intake:
             if self.rated[pattern] or not self.buckets[pattern].take(now):
                 self.rated[pattern].append(self._watched(item))
                 return False
-        if handler.is_async and self.lane.has(item.key):
-            self.twins.append(self._watched(item))
-            return False
         return True
 
     def _watched(self, item: Item) -> Waiting:
@@ -283,8 +280,7 @@ class Intake:
         began, count = time.monotonic(), 0
         async for settled in commits.commit(items, self.opened.max_deliver, is_careful=is_careful):
             self._put_back(settled)
-            for item, token in [self._watched(item) for item in settled.later]:
-                self.lane.add(item, pull, token, self.opened.max_deliver)
+            self._start_async(pull, settled.later)
             count += sum(settled.counts.values())
             finishings.append(await commits.finish_soon(pull, settled))
         self.pace.measured(count, time.monotonic() - began)
@@ -294,6 +290,14 @@ class Intake:
             self._release(tokens)
         if finishings and (is_careful or self.agent.is_ordered):
             await asyncio.wait(finishings)
+
+    def _start_async(self, pull: Pull, items: list[Item]) -> None:
+        for item in items:
+            waiting = self._watched(item)
+            if self.lane.has(item.key):
+                self.twins.append(waiting)
+            else:
+                self.lane.add(item, pull, waiting.token, self.opened.max_deliver)
 
     def _release(self, tokens: list[int]) -> None:
         for token in tokens:

@@ -277,31 +277,31 @@ class Lane:
             commits.opened(settled)
         return settled
 
-    def _is_settled(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> bool:
+    async def _is_settled(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> bool:
         """Settled by somebody else meanwhile: what this handler did is dropped."""
         item = task.item
         group.limits = group.limits._replace(max_deliver=task.max_deliver)
         if item.key in found or item.at_key in found or group.has_settled(item.key):
-            group.decide(item, found)
+            await self.commits.db(group.decide, item, found)
             return True
         return False
 
     async def _settle(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> None:
         """A handler that wrote nothing has returned or failed."""
-        if self._is_settled(group, task, found):
+        if await self._is_settled(group, task, found):
             return
         try:
             effects = task.finished.result()
             await self._resolve(effects)
-            group.finish_async(task.item, effects)
+            await self.commits.db(group.finish_async, task.item, effects)
         except Exception as error:
-            group.fail(task.item, error)
+            await self.commits.db(group.fail, task.item, error)
 
     async def _let_in(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> None:
         """One section: its writes and its outcome, or neither."""
         assert task.turn is not None
         commits = self.commits
-        if self._is_settled(group, task, found):
+        if await self._is_settled(group, task, found):
             await task.end()
             return
         if task.finished.done():  # it ran out of time while it waited for its turn
@@ -312,11 +312,11 @@ class Lane:
         try:
             effects = await self._section_of(task)
             await self._resolve(effects)
-            group.finish_async(task.item, effects)
+            await commits.db(group.finish_async, task.item, effects)
         except Exception as error:
             await task.end()
             await commits.db(commits.store.undo)
-            group.fail(task.item, error)
+            await commits.db(group.fail, task.item, error)
         else:
             await commits.db(commits.store.keep)
 

@@ -45,6 +45,7 @@ from oncewire.agent.outflow import Outflow, Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.agent.upkeep import Upkeep
+from oncewire.contracts import subjects
 from oncewire.errors import OncewireError
 from oncewire.jetstream import Client
 from oncewire.ledger.rules import Ledger
@@ -126,6 +127,7 @@ class Runner:
         targets = Targets(client)
         outflow = Outflow(client, self.ledger, targets)
         await outflow.start()
+        await targets.resolve(subjects.dlq_request(agent.name))
         ack_wait_s = min((opened.ack_wait_s for opened in self.opened.values()), default=agent.ack_wait_s)
         keepalive = self._keepalive = KeepAlive(client.connection.options, ack_wait_s / 3, agent.handler_timeout_s)
         self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
