@@ -1,0 +1,258 @@
+"""What only a SQLite file can get wrong: a full disk, damage, another process with the lock, keys in runs."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.ledgers import (
+    AGENT,
+    SOURCES,
+    TENANT,
+    WORKSPACE,
+    SqliteKit,
+    content,
+    entry,
+    found_by,
+    insert,
+    key_of,
+    settle,
+)
+
+from oncewire.errors import Corrupt, Refused, Unavailable
+from oncewire.ledger import keys as key_rules
+from oncewire.ledger import sqlite
+from oncewire.ledger.sqlite import SqliteStore
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> SqliteKit:
+    return SqliteKit(tmp_path)
+
+
+@pytest.fixture
+def store(kit: SqliteKit) -> Iterator[SqliteStore]:
+    opened = kit.unopened()
+    opened.open(TENANT, WORKSPACE, AGENT)
+    yield opened
+    opened.close()
+
+
+# ---- keys in runs
+
+
+def test_keys_are_found_in_runs_by_all_processes(kit: SqliteKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes that spill in turn write each key into one run, and find those of the other."""
+    monkeypatch.setattr(key_rules, "SPILL_KEYS", 10)
+    stores = [kit.new(), kit.new()]
+    for start in range(0, 120, 4):
+        settle(stores[start // 4 % 2], list(range(start, start + 4)))
+    third = kit.new()
+    expected = {number: (number // 4 + 1, number % 4) for number in range(120)}
+    for one in (*stores, third):
+        assert expected == found_by(one, list(range(125)))
+        one.close()
+    (items, count), *_ = kit.sql("SELECT (SELECT sum(length(items)) FROM ledger_runs), spilled_keys FROM ledger_chains")
+    assert count == items // key_rules.ITEM_BYTES <= 120
+    assert count > 100
+
+
+def test_a_spill_that_is_rolled_back_leaves_the_keys_where_they_were(
+    kit: SqliteKit, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_rules, "SPILL_KEYS", 10)
+    settle(store, list(range(9)))
+    fill_disk(store)
+    with pytest.raises(Unavailable):
+        settle(store, list(range(9, 700)))
+    store.rollback()
+    free_disk(store)
+    assert set(range(9)) == set(found_by(store, list(range(700))))
+    settle(store, list(range(9, 700)))
+    assert set(range(700)) == set(found_by(store, list(range(700))))
+
+
+def test_a_filter_that_has_become_too_small_is_made_anew(kit: SqliteKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_rules, "SPILL_KEYS", 1_000)
+    monkeypatch.setattr(key_rules, "BITS_PER_KEY", 400)
+    first, second = kit.new(), kit.new()
+    for start in range(0, 12_000, 500):
+        settle(first, list(range(start, start + 500)))
+    assert 12_000 == len(found_by(first, list(range(12_100))))
+    assert 12_000 == len(found_by(second, list(range(12_100))))
+    first.close()
+    second.close()
+
+
+# ---- a full disk
+
+
+def fill_disk(store: SqliteStore) -> None:
+    """SQLite answers to this limit as it does to a full disk."""
+    pages = store.connection.execute("PRAGMA page_count").fetchone()[0]
+    store.connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def free_disk(store: SqliteStore) -> None:
+    store.connection.execute("PRAGMA max_page_count = 1000000")
+
+
+def test_a_full_disk_is_unavailable_and_passes(kit: SqliteKit, store: SqliteStore) -> None:
+    settle(store, [1], rows=True)
+    fill_disk(store)
+    with pytest.raises(Unavailable, match="full"):
+        settle(store, list(range(2, 500)), rows=True)
+    store.rollback()
+    with pytest.raises(Unavailable, match="full"):
+        store.keep_call(key_of(1), "big", bytes(100_000))
+    free_disk(store)
+    assert ([1], {1: (1, 0)}) == (kit.rows(), found_by(store, list(range(1, 500))))
+    settle(store, [2], rows=True)
+    store.keep_call(key_of(1), "big", bytes(100_000))
+    assert [1, 2] == kit.rows()
+
+
+def test_a_full_disk_in_a_handler_that_swallows_it_keeps_nothing_of_its_group(
+    kit: SqliteKit, store: SqliteStore
+) -> None:
+    fill_disk(store)
+    store.begin()
+    store.claim([key_of(1)])
+    store.savepoint()
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.connection.executemany("INSERT INTO charges VALUES (?)", [(number,) for number in range(100_000)])
+    with pytest.raises(Unavailable):
+        finish(store)
+    store.rollback()
+    free_disk(store)
+    assert ([], {}) == (kit.rows(), found_by(store, [1]))
+
+
+def finish(store: SqliteStore) -> None:
+    store.keep()
+    store.append(content([entry(1)]), SOURCES, [])
+    store.commit()
+
+
+# ---- a transaction that is over
+
+
+def test_a_handler_that_rolls_back_by_a_statement_keeps_nothing_of_its_group(
+    kit: SqliteKit, store: SqliteStore
+) -> None:
+    """OR ROLLBACK ends the whole transaction, and no authorizer sees it."""
+    store.begin()
+    store.claim([key_of(1)])
+    insert(store, 1)
+    store.savepoint()
+    with pytest.raises(sqlite3.IntegrityError):
+        store.connection.execute("INSERT OR ROLLBACK INTO charges VALUES (1)")
+    for step in (
+        store.keep,
+        store.undo,
+        store.savepoint,
+        lambda: store.append(content([entry(1)]), SOURCES, []),
+        lambda: store.mark([]),
+        store.commit,
+    ):
+        with pytest.raises(Unavailable, match="rolled the transaction back"):
+            step()
+    store.rollback()
+    assert ([], {}, 0) == (kit.rows(), found_by(store, [1]), store.head().number)
+
+
+@pytest.mark.parametrize(
+    ("method", "statement"),
+    [
+        ("executescript", "INSERT INTO charges VALUES (2)"),
+        ("execute", "ATTACH ':memory:' AS elsewhere"),
+        ("execute", "SAVEPOINT handler"),
+        ("execute", "BEGIN"),
+    ],
+)
+def test_a_handler_cannot_reach_around_the_transaction(
+    kit: SqliteKit, store: SqliteStore, method: str, statement: str
+) -> None:
+    store.begin()
+    store.savepoint()
+    insert(store, 1)
+    with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+        getattr(store.connection, method)(statement)
+    store.undo()
+    store.rollback()
+    assert [] == kit.rows()
+
+
+# ---- other processes and files
+
+
+def test_a_file_that_another_process_holds_is_unavailable(
+    kit: SqliteKit, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "BUSY_MS", 10)
+    second = kit.new()
+    store.begin()
+    with pytest.raises(Unavailable, match="locked") as caught:
+        second.begin()
+    second.rollback()
+    assert "Another process" in caught.value.hint
+    store.rollback()
+    settle(second, [1])
+    second.close()
+
+
+def test_a_copy_of_a_ledger_has_another_identity(kit: SqliteKit, store: SqliteStore, tmp_path: Path) -> None:
+    settle(store, [1])
+    store.close()
+    shutil.copy(kit.path, tmp_path / "copy.db")
+    store.open(TENANT, WORKSPACE, AGENT)
+    copy = SqliteStore(str(tmp_path / "copy.db"))
+    copy.open(TENANT, WORKSPACE, AGENT)
+    assert store.identity()["ledger"] == copy.identity()["ledger"]
+    assert store.identity()["store"] != copy.identity()["store"]
+    copy.close()
+
+
+def test_a_file_of_another_kind_is_corrupt(tmp_path: Path) -> None:
+    path = tmp_path / "letter.txt"
+    path.write_bytes(b"Dear Sir or Madam, " * 1000)
+    with pytest.raises(Corrupt, match="not a database") as caught:
+        SqliteStore(str(path)).open(TENANT, WORKSPACE, AGENT)
+    assert "--store" in caught.value.hint
+
+
+@pytest.mark.parametrize("path", [".", "nowhere/ledger.db"])
+def test_a_path_that_cannot_be_is_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(Refused, match="folder"):
+        SqliteStore(str(tmp_path / path)).open(TENANT, WORKSPACE, AGENT)
+
+
+def test_a_damaged_file_is_corrupt(kit: SqliteKit) -> None:
+    store = kit.new()
+    settle(store, list(range(500)), effects=100)
+    store.close()
+    size = kit.path.stat().st_size
+    with kit.path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(Corrupt, match="malformed"):
+        kit.new()
+
+
+def test_a_block_that_cannot_be_read_is_corrupt(kit: SqliteKit, store: SqliteStore) -> None:
+    settle(store, [1])
+    kit.sql("UPDATE ledger_blocks SET content = x'9391c0'")
+    with pytest.raises(Corrupt, match="block 1"):
+        store.block(1)
+
+
+def test_a_ledger_in_memory_works_alone() -> None:
+    store = SqliteStore(":memory:")
+    store.open(TENANT, WORKSPACE, AGENT)
+    settle(store, [1])
+    assert found_by(store, [1]) == {1: (1, 0)}
+    assert store.identity()["store"].startswith("memory:")
+    store.close()
