@@ -22,6 +22,7 @@ log = logging.getLogger("oncewire.outbox")
 
 CHANNEL: Final = "oncewire_outbox"
 SELF_TEST_S: Final = 2.0
+TEST_AGAIN_S: Final = 60.0
 ADVERTISED_MS: Final = 2_000
 CHECK_S: Final = 10.0
 
@@ -38,6 +39,7 @@ class Wake:
         self._sleepers: set[asyncio.Event] = set()
         self._advertised_until = 0.0
         self._lost = asyncio.Event()
+        self._is_deaf = False
         self.hears = False
         """Whether notifications arrive here."""
         self.is_known = asyncio.Event()
@@ -51,15 +53,14 @@ class Wake:
                 async with postgres.connected(self._url, cache_statements=False) as connection:
                     await self._listen(connection)
                     failures = 0
-                    if not self.hears:
-                        return
-                    await self._stay(connection)
+                    if self.hears:
+                        await self._stay(connection)
             except OncewireError as error:
                 failures += 1
                 log.info("listening for wake-ups was cut off: %s", error.message)
             finally:
                 self.hears = False
-            await asyncio.sleep(retry_ms(failures or 1) / 1000)
+            await asyncio.sleep(TEST_AGAIN_S if self._is_deaf else retry_ms(failures or 1) / 1000)
 
     async def _listen(self, connection: Any) -> None:
         self._lost.clear()
@@ -67,7 +68,8 @@ class Wake:
         await connection.add_listener(CHANNEL, self._on_notification)
         self.hears = await self._is_heard(connection)
         self.is_known.set()
-        if not self.hears:
+        was_deaf, self._is_deaf = self._is_deaf, not self.hears
+        if self._is_deaf and not was_deaf:
             log.warning("LISTEN does not work here (a pooler in transaction mode?): polling every %d ms", self._poll_ms)
 
     async def _is_heard(self, connection: Any) -> bool:

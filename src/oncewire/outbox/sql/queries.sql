@@ -7,7 +7,7 @@
 BEGIN;
 SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '5s';
-SET LOCAL idle_in_transaction_session_timeout = '60s';
+SET LOCAL idle_in_transaction_session_timeout = '30s';
 SET LOCAL plan_cache_mode = force_custom_plan;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
@@ -20,7 +20,7 @@ SET LOCAL jit = off;
 BEGIN;
 SET LOCAL synchronous_commit = on;
 SET LOCAL lock_timeout = '5s';
-SET LOCAL idle_in_transaction_session_timeout = '60s';
+SET LOCAL idle_in_transaction_session_timeout = '30s';
 
 -- name: candidates
 -- Conversations with open rows from $1 on, at most $2, in the order of their ids: one step of the index for each, however

@@ -1,0 +1,41 @@
+"""Commit an order and the message that tells about it in one transaction: Django's `transaction.atomic`.
+
+Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/outbox_django.py
+"""
+
+import os
+import uuid
+from urllib.parse import parse_qsl, urlsplit
+
+import django
+from django.conf import settings
+
+from oncewire import outbox
+
+address = urlsplit(os.environ["ONCEWIRE_POSTGRES_URL"])
+database = {
+    "ENGINE": "django.db.backends.postgresql",
+    "NAME": address.path.lstrip("/"),
+    "USER": address.username,
+    "PASSWORD": address.password,
+    "HOST": address.hostname,
+    "PORT": address.port,
+    "OPTIONS": dict(parse_qsl(address.query)),
+}
+settings.configure(DATABASES={"default": database})
+django.setup()
+
+from django.db import connection, transaction  # noqa: E402 - Django wants its settings first
+
+
+def main() -> None:
+    conversation = uuid.uuid4()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, item text)")
+            cursor.execute("INSERT INTO orders (item) VALUES ('a bicycle')")
+        done = outbox.enqueue(connection, conversation, role="assistant", content="Your bicycle is ordered.")
+    print(f"message {done.sequence} of {conversation}")
+
+
+main()

@@ -1,0 +1,96 @@
+"""Relays and servers killed again and again under load: every named step twenty times, and at random from a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+from collections.abc import Callable
+
+import pytest
+from tests.support.nats import NatsServer
+from tests.support.outbox import (
+    Load,
+    RelayProcess,
+    assert_all_once_in_order,
+    drained,
+    make_chat_stream,
+    postgres,
+)
+from tests.support.postgres import postgres_server, shared_postgres
+from tests.support.wait import until
+from tests.system.test_relay_crashes import STEPS, crash_at
+
+import oncewire
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1_800)]
+
+KILLS = 20
+END_IDLE_SESSIONS = """
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND application_name = 'oncewire' AND state LIKE 'idle in transaction%'
+            AND state_change < clock_timestamp() - interval '100 ms'
+"""
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_twenty_deaths_at_a_step_lose_and_double_nothing(server: NatsServer, step: str) -> None:
+    await crash_at(server, step, times=KILLS, count=4)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_random_kills_of_relays_and_servers_lose_and_double_nothing(server: NatsServer, seed: int) -> None:
+    """Two relays, a nats-server and a PostgreSQL; one of them dies every half second or so, and comes back."""
+    chance = random.Random(seed)
+    with postgres_server() as database, contextlib.ExitStack() as stack:
+        url = await database.migrated().new_database()
+        async with oncewire.connect(server.url) as client:
+            await make_chat_stream(client)
+        relays = [stack.enter_context(RelayProcess(server.url, url)) for _ in range(2)]
+
+        def kill_relay() -> None:
+            at = chance.randrange(len(relays))
+            relays[at].kill()
+            relays[at] = stack.enter_context(RelayProcess(server.url, url))
+
+        def restart_nats() -> None:
+            server.kill()
+            server.start()
+
+        def restart_postgres() -> None:
+            database.kill()
+            database.start()
+
+        acts: list[Callable[[], None]] = [kill_relay] * 4 + [restart_nats, restart_postgres]
+        load = Load(url, conversations=25, writers=4, seed=seed, pause_s=0.002)
+        async with load.running():
+            for _ in range(3 * KILLS):
+                seen, wanted = load.acknowledged.total(), chance.randrange(20, 400)
+                await until(lambda seen=seen, wanted=wanted: load.acknowledged.total() > seen + wanted, "some load")
+                await asyncio.to_thread(chance.choice(acts))
+        await drained(url)
+        await load.assert_nothing_acknowledged_is_lost()
+        assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total()
+
+
+async def test_a_stopped_relay_that_continues_does_no_harm(server: NatsServer) -> None:
+    """SIGSTOP, its session is ended by PostgreSQL, SIGCONT: what it still sends meets the fence."""
+    chance = random.Random(3)
+    url = await shared_postgres().new_database()
+    async with oncewire.connect(server.url) as client:
+        await make_chat_stream(client)
+    load = Load(url, conversations=10, writers=3, pause_s=0.002)
+    with RelayProcess(server.url, url), RelayProcess(server.url, url) as sleepy:
+        async with load.running():
+            for _ in range(KILLS):
+                await asyncio.sleep(chance.uniform(0.0, 0.2))  # anywhere in its work
+                sleepy.process.send_signal(signal.SIGSTOP)
+                seen = load.acknowledged.total()
+                async with postgres(url) as connection:
+                    await until(lambda seen=seen: load.acknowledged.total() > seen + 300, "work that it misses")
+                    await connection.execute(END_IDLE_SESSIONS)
+                await asyncio.sleep(0.2)  # the other relay takes what was freed
+                sleepy.process.send_signal(signal.SIGCONT)
+        await drained(url)
+    assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total() > 0
