@@ -112,7 +112,9 @@ def test_a_payload_that_looks_like_a_frame_is_a_payload() -> None:
 
 
 def test_a_ping_between_frames_does_not_stop_the_proof() -> None:
-    data = delivery(1, b"a") + b"PING\r\n" + delivery(2, b"b") + b"PING\r\nPING\r\n" + delivery(3, b"c") + delivery(4, b"")
+    data = (
+        delivery(1, b"a") + b"PING\r\n" + delivery(2, b"b") + b"PING\r\nPING\r\n" + delivery(3, b"c") + delivery(4, b"")
+    )
     found, proven = bulk([data])
     assert exact(data) == found
     assert 4 == proven

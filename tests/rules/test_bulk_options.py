@@ -29,7 +29,7 @@ def streaming(**given: str) -> Any:
 
 
 def test_spark_may_hand_names_over_in_small_letters() -> None:
-    read = batch(**{"startingoffsets": "17", "INCLUDEHEADERS": "True", "minpartitions": "3"})
+    read = batch(startingoffsets="17", INCLUDEHEADERS="True", minpartitions="3")
     assert (17, True, 3) == (read.start, read.includes_headers, read.partitions_min)
 
 

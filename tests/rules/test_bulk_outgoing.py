@@ -121,7 +121,9 @@ def test_nothing_moves_between_subject_headers_and_payload_unseen() -> None:
 
 def test_ids_of_another_batch_or_partition_differ() -> None:
     assert id_prefix("query", "q", "1", 0) == id_prefix("query", "q", "1", 0)
-    assert 3 == len({id_prefix("query", "q", "1", 0), id_prefix("query", "q", "1", 1), id_prefix("query", "q", "11", 0)})
+    assert 3 == len(
+        {id_prefix("query", "q", "1", 0), id_prefix("query", "q", "1", 1), id_prefix("query", "q", "11", 0)}
+    )
 
 
 def test_equal_rows_are_counted_over_all_batches() -> None:

@@ -114,7 +114,13 @@ def test_times_keep_their_nanoseconds(text: str, nanos: int) -> None:
 
 
 def test_facts_are_read_from_the_stream_info() -> None:
-    state: dict[str, Any] = {"messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0, "last_ts": "0001-01-01T00:00:00Z"}
+    state: dict[str, Any] = {
+        "messages": 0,
+        "bytes": 0,
+        "first_seq": 0,
+        "last_seq": 0,
+        "last_ts": "0001-01-01T00:00:00Z",
+    }
     empty = Facts.of({"created": "c", "config": {"name": "S", "retention": "limits"}, "state": state})
     assert (1, 1, "") == (empty.first, empty.next, empty.last_time)
     purged = Facts.of({"created": "c", "config": {"name": "S"}, "state": {**state, "last_seq": 9, "first_seq": 10}})

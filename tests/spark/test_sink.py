@@ -1,4 +1,4 @@
-"""Writes: every row stands once, also when its batch is run again, and a bad row stops its task before anything is sent."""
+"""Writes: every row stands once, also when its batch runs again; a bad row stops its task before it sends anything."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def test_a_write_that_is_run_again_under_its_id_publishes_nothing_twice(
 
 def test_equal_rows_are_all_published(spark: SparkSession, shared_server: NatsServer) -> None:
     stream = make_stream(shared_server)
-    frame = spark.range(500, numPartitions=2).selectExpr(f"'{stream}.x' as subject", "cast('same' as binary) as payload")
+    frame = spark.range(500, numPartitions=2).selectExpr(
+        f"'{stream}.x' as subject", "cast('same' as binary) as payload"
+    )
     write(frame, shared_server)
     assert 500 == state(shared_server, stream)["messages"]
 

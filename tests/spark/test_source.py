@@ -122,7 +122,7 @@ def test_ranges_are_given_by_sequence_or_by_time(spark: SparkSession, shared_ser
     assert {10, 11} & set(later)
     assert [] == sequences(read(spark, shared_server, stream, startingOffsets="21"))
     assert [] == sequences(read(spark, shared_server, stream, startingOffsets="2099-01-01T00:00:00Z"))
-    with pytest.raises(Exception, match="startingOffsets is 22, and stream .* ends at 20"):
+    with pytest.raises(Exception, match=r"startingOffsets is 22, and stream .* ends at 20"):
         read(spark, shared_server, stream, startingOffsets="22").collect()
 
 

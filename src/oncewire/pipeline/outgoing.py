@@ -193,7 +193,11 @@ def _check_headers(offsets: Any, keys: Any, values: Any, first_row: int) -> None
     names = keys if pa.types.is_string(keys.type) else pc.cast(keys, pa.string())
     texts = retyped(as_binary(values), pa.string())  # the bytes are looked at one by one: they need not be text
     broken = np.array([b"\r" in one or b"\n" in one or b"\0" in one for one in _odd(texts)], np.bool_)
-    _refuse(first_row, _rows_of(offsets, pc.invert(pc.match_substring_regex(names, _PLAIN_NAME))), "the name of one of its headers")
+    _refuse(
+        first_row,
+        _rows_of(offsets, pc.invert(pc.match_substring_regex(names, _PLAIN_NAME))),
+        "the name of one of its headers",
+    )
     if len(broken):
         _refuse(first_row, _rows_of(offsets, broken), "one of its headers has a line break or NUL")
     _refuse(

