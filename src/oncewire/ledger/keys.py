@@ -95,11 +95,3 @@ def places_of(number: int, keys: bytes) -> dict[bytes, Place]:
     """The keys of a block, joined as they are stored, with where they stand."""
     starts = range(0, len(keys), KEY_BYTES)
     return {keys[start : start + KEY_BYTES]: Place(number, at) for at, start in enumerate(starts)}
-
-
-def place_in(number: int, keys: bytes, key: bytes) -> Place | None:
-    """One key of a block."""
-    at = keys.find(key)
-    while at >= 0 and at % KEY_BYTES:
-        at = keys.find(key, at + 1)
-    return None if at < 0 else Place(number, at // KEY_BYTES)

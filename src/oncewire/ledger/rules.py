@@ -327,6 +327,8 @@ def holes(count: int, covered: Iterable[tuple[int, int]]) -> Ranges:
     """The closed ranges of 0 … count-1 that are not covered. They may overlap: two processes may have sent the same."""
     found, at = [], 0
     for first, last in sorted(covered):
+        if first >= count:
+            break
         if first > at:
             found.append((at, first - 1))
         at = max(at, last + 1)

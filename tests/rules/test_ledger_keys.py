@@ -1,0 +1,71 @@
+"""Keys: the filter never denies what it was given, pages find each of their keys, places go there and back."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncewire.ledger import keys as rules
+from oncewire.ledger.keys import Filter, Place
+
+key = st.binary(min_size=16, max_size=16)
+place = st.builds(Place, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))
+
+
+@given(st.lists(key), st.lists(key))
+def test_a_filter_never_denies_what_was_added(one_by_one: list[bytes], as_pages: list[bytes]) -> None:
+    made = Filter(100)
+    for each in one_by_one:
+        made.add(each)
+    for _, page in rules.pages({each: Place(1, 0) for each in as_pages}):
+        made.add_page(page)
+    assert all(made.may_have(each) for each in (*one_by_one, *as_pages))
+    assert made.count == len(one_by_one) + len(set(as_pages))
+
+
+def test_a_full_filter_is_wrong_a_few_times_in_ten_thousand() -> None:
+    chance = random.Random(7)
+    made = Filter(1)
+    for _ in range(made.capacity):
+        made.add(chance.randbytes(16))
+    wrong = sum(made.may_have(chance.randbytes(16)) for _ in range(20_000))
+    assert 1 <= wrong <= 40
+
+
+def test_a_filter_holds_what_it_was_asked_for() -> None:
+    assert all(Filter(asked).capacity >= asked for asked in (1, 32_768, 32_769, 100_000, 131_072, 131_073))
+
+
+def test_an_empty_filter_has_nothing() -> None:
+    assert not Filter(10).may_have(bytes(16))
+
+
+@given(place)
+def test_a_place_goes_there_and_back(one: Place) -> None:
+    assert one == rules.decode_place(rules.encode_place(one))
+
+
+@given(st.dictionaries(key, place, max_size=400), st.lists(key))
+def test_a_run_finds_its_keys_and_no_others(items: dict[bytes, Place], others: list[bytes]) -> None:
+    run = list(rules.pages(items))
+    assert [first for first, _ in run] == sorted(first for first, _ in run)
+    for each in (*items, *others):
+        page = next((page for first, page in reversed(run) if first <= each), b"")
+        assert items.get(each) == rules.find_in_page(page, each)
+
+
+def test_a_key_is_not_found_across_two_items() -> None:
+    """Bytes that straddle two items look like a key and are none."""
+    (_, page), *_ = rules.pages({bytes(16): Place(0, 0), bytes(15) + b"\x01": Place(1, 1)})
+    assert rules.find_in_page(page, page[4:20]) in (None, Place(0, 0))
+    straddling = page[20:36]
+    assert straddling in page
+    assert rules.find_in_page(page, straddling) is None or straddling == bytes(16)
+
+
+@given(st.lists(key, unique=True, max_size=50), key)
+def test_the_keys_of_a_block_are_found_at_their_places(found: list[bytes], other: bytes) -> None:
+    assert rules.places_of(9, b"".join(found)) == {one: Place(9, at) for at, one in enumerate(found)}
+    assert (other in rules.places_of(9, b"".join(found))) == (other in found)
