@@ -13,26 +13,57 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
 from oncewire.agent.flow import BATCH_S
-from oncewire.agent.keepalive import KeepAlive
-from oncewire.agent.outflow import Outflow, Targets, now_ms
+from oncewire.agent.outflow import now_ms
 from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
-from oncewire.jetstream import Pull
 from oncewire.jetstream.protocol import Message
-from oncewire.ledger.rules import Content, Ledger, Source
-from oncewire.ledger.store import Mark, Store
+from oncewire.ledger.rules import Content, Ledger, Sending, Source
+from oncewire.ledger.store import Block, Mark, Store
 
 log = logging.getLogger("oncewire.agent")
 
+DUE_MAX = 1_000
 COMMITS_AHEAD = 2
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
 
 Db = Callable[..., Awaitable[Any]]
+
+
+class Watch(Protocol):
+    """Keeps inputs in progress."""
+
+    def watch(self, replies: list[bytes]) -> int: ...
+    def release(self, token: int) -> None: ...
+
+
+class Streams(Protocol):
+    """Which stream takes a subject, and how far each is known to reach."""
+
+    last: dict[str, int]
+
+    def stream_of(self, subject: str) -> str: ...
+    def check_size(self, sending: Sending) -> None: ...
+    async def resolve(self, subject: str) -> str: ...
+
+
+class Publishing(Protocol):
+    """From the ledger to the streams: marks for what is confirmed, and the first error."""
+
+    async def publish(self, block: int, sendings: Sequence[Sending], announcement: bytes) -> tuple[list[Mark], str]: ...
+    async def resend(self, block: Block, holes: Sequence[tuple[int, int]], now_ms: int) -> tuple[list[Mark], str]: ...
+
+
+class Settling(Protocol):
+    """Where inputs came from, and are settled."""
+
+    def ack(self, messages: Iterable[Message]) -> None: ...
+    def nak(self, messages: Iterable[Message], delay_s: float = 0.0) -> None: ...
+    def term(self, messages: Iterable[Message], reason: str = "") -> None: ...
 
 
 class Commits:
@@ -44,10 +75,11 @@ class Commits:
         db: Db,
         ledger: Ledger,
         sources: dict[str, Source],
-        targets: Targets,
-        outflow: Outflow,
-        keepalive: KeepAlive,
+        targets: Streams,
+        outflow: Publishing,
+        keepalive: Watch,
         at: Point,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.store = store
         self.db = db
@@ -57,6 +89,7 @@ class Commits:
         self.outflow = outflow
         self.keepalive = keepalive
         self.at = at
+        self.now_ms = now_ms
         self.turn = asyncio.Lock()
         self.slots = asyncio.Semaphore(COMMITS_AHEAD)
         self.stopping = asyncio.Event()
@@ -68,7 +101,7 @@ class Commits:
         self.closing_marks: list[Mark] = []
         self.open: set[int] = set()
         self.left_open: set[int] = set()
-        self.resumes: deque[tuple[int, Pull, Message]] = deque()
+        self.resumes: deque[tuple[int, Settling, Message]] = deque()
         self.finishing: set[asyncio.Task[None]] = set()
         self.is_closed_off = True
         self.busy_at = time.monotonic()
@@ -79,7 +112,7 @@ class Commits:
             max_deliver,
             self.targets.stream_of,
             self.targets.check_size,
-            now_ms(),
+            self.now_ms(),
             self.at,
             BATCH_S,
             is_careful,
@@ -241,9 +274,27 @@ class Commits:
                 self.opened(settled)
         return settled
 
+    async def send_due(self) -> None:
+        """Delayed effects whose time has come: sent in a commit of their own, then published."""
+        async with self.turn:
+            next_ms = await self.db(self.store.next_due_ms)
+        if next_ms is None or next_ms > self.now_ms():
+            return
+        settled = await self.append(self._take_due)
+        if settled is not None:
+            self.at("due")
+            await self.publish(settled)
+
+    def _take_due(self) -> Content | None:
+        """Those that this transaction drops: no other process sends them too."""
+        due = self.store.due(self.now_ms(), DUE_MAX)
+        dropped = self.store.drop_due([one.sending.id for one in due])
+        sendings = [one.sending for one in due if one.sending.id in dropped]
+        return Content([], sendings, self.now_ms(), dict(self.targets.last)) if sendings else None
+
     # ---- publishing and settling
 
-    async def finish_soon(self, pull: Pull, settled: Settled, tokens: Sequence[int] = ()) -> asyncio.Task[None]:
+    async def finish_soon(self, pull: Settling, settled: Settled, tokens: Sequence[int] = ()) -> asyncio.Task[None]:
         """Publish and ack beside the next commit; waits while two are on their way."""
         await self.slots.acquire()
         task = asyncio.get_running_loop().create_task(self._finish_slot(pull, settled, tokens))
@@ -251,7 +302,7 @@ class Commits:
         task.add_done_callback(self.finishing.discard)
         return task
 
-    async def _finish_slot(self, pull: Pull, settled: Settled, tokens: Sequence[int]) -> None:
+    async def _finish_slot(self, pull: Settling, settled: Settled, tokens: Sequence[int]) -> None:
         try:
             await self.finish(pull, settled)
         finally:
@@ -259,7 +310,7 @@ class Commits:
             for token in tokens:
                 self.keepalive.release(token)
 
-    async def finish(self, pull: Pull, settled: Settled) -> None:
+    async def finish(self, pull: Settling, settled: Settled) -> None:
         """After the commit: publish, then ack. What cannot be published now stays open and is swept."""
         _nak(pull, settled)
         if settled.block and not await self.publish(settled):
@@ -294,7 +345,7 @@ class Commits:
                     pull.ack([message])
 
 
-def _nak(pull: Pull, settled: Settled) -> None:
+def _nak(pull: Settling, settled: Settled) -> None:
     by_delay: dict[float, list[Message]] = {}
     for message, delay in settled.naks:
         by_delay.setdefault(delay, []).append(message)
@@ -303,7 +354,7 @@ def _nak(pull: Pull, settled: Settled) -> None:
             pull.nak(messages, delay)
 
 
-def _ack(pull: Pull, settled: Settled) -> None:
+def _ack(pull: Settling, settled: Settled) -> None:
     with contextlib.suppress(NotConnected):  # they come back and are found settled
         pull.ack(settled.acks)
         for message, reason in settled.terms:

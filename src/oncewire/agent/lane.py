@@ -19,11 +19,10 @@ from typing import Any
 import msgspec
 
 from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
-from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits
+from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
 from oncewire.agent.context import encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
 from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
-from oncewire.jetstream import Pull
 
 SECTIONS_MAX = 64
 """So many sections share one commit."""
@@ -39,7 +38,7 @@ class _Superseded(Exception):
 class Task:
     """One input in an `async def` handler."""
 
-    def __init__(self, item: Item, lane: Lane, pull: Pull, token: int, max_deliver: int) -> None:
+    def __init__(self, item: Item, lane: Lane, pull: Settling, token: int, max_deliver: int) -> None:
         self.item = item
         self.lane = lane
         self.pull = pull
@@ -189,7 +188,7 @@ class Lane:
 
     # ---- tasks
 
-    def add(self, item: Item, pull: Pull, token: int, max_deliver: int) -> None:
+    def add(self, item: Item, pull: Settling, token: int, max_deliver: int) -> None:
         """Start a handler, or let it wait while as many run as may."""
         self.idle.clear()
         self._waiting.append(Task(item, self, pull, token, max_deliver))

@@ -37,7 +37,6 @@ log = logging.getLogger("oncewire.agent")
 EVERY_S = 1.0
 SWEEP_AFTER_MS = 10_000
 """A block that another living process has just written is left to it for so long."""
-DUE_MAX = 1_000
 GIVEN_UP = "the process died or stood still while handling it, at every delivery"
 GONE = "Oncewire-Dlq-Payload"
 
@@ -72,7 +71,7 @@ class Upkeep:
 
     async def _round(self) -> None:
         commits = self.commits
-        await self.send_due()
+        await commits.send_due()
         await self.sweep()
         await self._renew()
         await self._bury_exhausted()
@@ -125,26 +124,6 @@ class Upkeep:
         del commits.marks[before:]
 
     # ---- effects
-
-    async def send_due(self) -> None:
-        """Delayed effects whose time has come."""
-        commits = self.commits
-        async with commits.turn:
-            next_ms = await commits.db(commits.store.next_due_ms)
-        if next_ms is None or next_ms > now_ms():
-            return
-        settled = await commits.append(self._take_due)
-        if settled is not None:
-            commits.at("due")
-            await commits.publish(settled)
-
-    def _take_due(self) -> Content | None:
-        store = self.commits.store
-        due = store.due(now_ms(), DUE_MAX)
-        if not due:
-            return None
-        store.drop_due([one.sending.id for one in due])
-        return Content([], [one.sending for one in due], now_ms(), dict(self.commits.targets.last))
 
     async def sweep(self, *, is_start: bool = False) -> None:
         """Publish what any process of this ledger left open. At the start all of it, before anything is pulled."""

@@ -1,0 +1,46 @@
+"""An agent inside a FastAPI service: one process serves HTTP and handles messages.
+
+    uvicorn examples.fastapi_service:app
+
+`async with agent.running(…)` in the lifespan starts the agent with the service and drains it when the service stops.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from examples.biller import Order, agent
+from fastapi import FastAPI, Response
+
+import oncewire
+from oncewire.ledger.stores import open_store
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    url = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
+    store = open_store(os.environ.get("BILLER_STORE", "sqlite:///biller.db"))
+    async with oncewire.connect(url) as client, agent.running(client, store) as runner:
+        app.state.client, app.state.runner = client, runner
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders", status_code=202)
+async def place(order: Order) -> dict[str, Any]:
+    """Answers once the command is stored; the agent charges it, once."""
+    body = {"type": "charge", "payload": {"id": order.id, "cents": order.cents}, "idempotency_key": f"order-{order.id}"}
+    ack = await app.state.client.publish("cmd.default.demo.biller.charge", body, msg_id=f"order-{order.id}")
+    return {"order": order.id, "sequence": ack.sequence}
+
+
+@app.get("/ready")
+async def ready(response: Response) -> dict[str, Any]:
+    trouble = app.state.runner.trouble
+    response.status_code = 503 if trouble else 200
+    return {"ready": not trouble, "trouble": trouble, "handled": app.state.runner.counts}
