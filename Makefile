@@ -52,8 +52,9 @@ bench: $(STAMP) ## the benchmarks, each beside its yardstick in one run
 faults: $(STAMP) ## the long fault runs: kills, stops, clusters
 	@$(BIN)/python -m pytest tests/faults -m faults --timeout 3600
 
-contracts: $(STAMP) ## write the committed JSON Schemas anew
+contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI document anew
 	@$(BIN)/oncewire contracts export --out docs/schemas
+	@$(BIN)/oncewire topology export --out docs/asyncapi.json
 
 lock: ## write requirements.lock anew (needs uv)
 	@uv pip compile -q --universal --generate-hashes --python-version 3.11 --all-extras --group dev --no-annotate pyproject.toml -o requirements.lock

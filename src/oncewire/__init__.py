@@ -6,15 +6,45 @@ from oncewire.lazy import exports
 from oncewire.version import VERSION
 
 if TYPE_CHECKING:
+    from oncewire.agent.agent import Agent
+    from oncewire.agent.context import Context
+    from oncewire.agent.effects import Effect, Retry, Terminate
+    from oncewire.contracts.message import MessageEnvelope
+    from oncewire.contracts.realtime import RealtimeEnvelope
+    from oncewire.contracts.runtime import RuntimeEnvelope
     from oncewire.jetstream.client import Client, connect
+    from oncewire.topology.service import ensure_consumers, init_streams
 
 __version__ = VERSION
-__all__ = ["Client", "connect"]
+__all__ = [
+    "Agent",
+    "Client",
+    "Context",
+    "Effect",
+    "MessageEnvelope",
+    "RealtimeEnvelope",
+    "Retry",
+    "RuntimeEnvelope",
+    "Terminate",
+    "connect",
+    "ensure_consumers",
+    "init_streams",
+]
 
 __getattr__ = exports(
     __name__,
     {
+        "Agent": "oncewire.agent.agent",
         "Client": "oncewire.jetstream.client",
+        "Context": "oncewire.agent.context",
+        "Effect": "oncewire.agent.effects",
+        "MessageEnvelope": "oncewire.contracts.message",
+        "RealtimeEnvelope": "oncewire.contracts.realtime",
+        "Retry": "oncewire.agent.effects",
+        "RuntimeEnvelope": "oncewire.contracts.runtime",
+        "Terminate": "oncewire.agent.effects",
         "connect": "oncewire.jetstream.client",
+        "ensure_consumers": "oncewire.topology.service",
+        "init_streams": "oncewire.topology.service",
     },
 )

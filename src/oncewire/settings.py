@@ -64,6 +64,13 @@ def between(low: int, high: int) -> Check:
     return check
 
 
+def _one_of(*allowed: str) -> Check:
+    def check(value: str) -> str | None:
+        return None if value in allowed else f"must be {' or '.join(allowed)}"
+
+    return check
+
+
 def _is_name_prefix(value: str) -> str | None:
     return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be 1 to 64 letters, digits, '-' or '_'"
 
@@ -108,6 +115,13 @@ class Settings:
     """The table. Units are in the names; '' means not set."""
 
     data: Path = setting(Path(".oncewire"), "data", "ONCEWIRE_DATA", "Folder that holds all durable data.")  # noqa: RUF009
+
+    env: str = setting(
+        "dev", "env", "ONCEWIRE_ENV", "dev keeps one copy of each stream, prod three.", check=_one_of("dev", "prod")
+    )
+    topology_files: str = setting(
+        "", "topology.files", "ONCEWIRE_TOPOLOGY", "TOML files that add to the shipped catalogs, joined by commas."
+    )
 
     nats_url: str = setting(
         "nats://localhost:4222", "nats.url", "NATS_URL", "NATS servers, joined by commas.", check=is_nats_url

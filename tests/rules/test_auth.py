@@ -9,7 +9,8 @@ import nkeys
 import pytest
 
 from oncewire.errors import AuthenticationFailed
-from oncewire.jetstream.auth import NKey, credentials, read_creds, read_nkey
+from oncewire.jetstream.auth import credentials
+from oncewire.jetstream.nkeys import NKey, read_creds, read_nkey
 from oncewire.jetstream.options import Options
 from tests.support.jwt import creds_text, make_seed
 

@@ -362,7 +362,7 @@ async def test_an_unforeseen_failure_does_not_end_the_reconnect(
         raise ZeroDivisionError("a bug")
 
     async with Proxy(server.port) as proxy, quick(proxy.url) as client:
-        monkeypatch.setattr("oncewire.jetstream.connection.credentials", broken)
+        monkeypatch.setattr("oncewire.jetstream.handshake.credentials", broken)
         proxy.cut()
         await until(lambda: client.connection.reconnects == 1)
         assert "a bug" in caplog.text

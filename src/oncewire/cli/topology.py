@@ -16,7 +16,7 @@ from oncewire.cli import face
 from oncewire.errors import InvalidSetting, Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings
-from oncewire.topology import Env, Plan, Step, Topology, text
+from oncewire.topology import Plan, Step, Topology, text
 from oncewire.topology.export import FORMATS, export_as
 from oncewire.topology.findings import errors
 from oncewire.topology.text import Line
@@ -43,13 +43,12 @@ def _declaring(run: Run) -> Run:
     """The options that say what is declared."""
     where = click.Path(path_type=Path)
     run = click.option("--file", "files", type=where, multiple=True, help="A TOML file of your own (repeatable).")(run)
-    return face.setting_options("data", "nats_url")(run)
+    return face.setting_options("data", "nats_url", "topology_files")(run)
 
 
 def _scoped(run: Run) -> Run:
-    env = click.Choice([one.value for one in Env])
     run = click.option("--service", help="Only this service's consumers and streams.")(run)
-    return click.option("--env", type=env, default=Env.DEV.value, show_default=True, help="1 or 3 copies.")(run)
+    return face.setting_options("env")(run)
 
 
 @topology.command()
@@ -59,6 +58,11 @@ def lint(*, files: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
     """Prove the declaration, without a server: each mistake with its place and what to do.
 
     Exit code 0 with warnings, 1 with errors.
+
+    \b
+    Examples:
+      oncewire topology lint
+      oncewire topology lint --file streams.toml --json
     """
     found = declared.examine(files, face.load(flags).settings)
     if as_json:
@@ -73,26 +77,35 @@ def lint(*, files: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
 @_declaring
 @_scoped
 @face.command
-def plan(*, files: tuple[Path, ...], env: str, service: str | None, as_json: bool, **flags: Any) -> None:
+def plan(*, files: tuple[Path, ...], service: str | None, as_json: bool, **flags: Any) -> None:
     """Show what apply would do, and what each change would cost. Changes nothing.
 
     \b
       +  create         ~  change in place
       !  only with the flag that is shown: messages or a position would be lost
       ?  there and not declared: never touched
+    \b
+    Examples:
+      oncewire topology plan
+      oncewire topology plan --service billing-worker --env prod
     """
     settings = face.load_here(flags).settings
-    _show(_compare(settings, _load(files, settings, env), service), as_json)
+    _show(_compare(settings, _load(files, settings), service), as_json)
 
 
 @topology.command()
 @_declaring
 @_scoped
 @face.command
-def check(*, files: tuple[Path, ...], env: str, service: str | None, as_json: bool, **flags: Any) -> None:
-    """Like plan, for scripts: exit code 1 when the server is not as declared."""
+def check(*, files: tuple[Path, ...], service: str | None, as_json: bool, **flags: Any) -> None:
+    """Like plan, for scripts: exit code 1 when the server is not as declared.
+
+    \b
+    Example:
+      oncewire topology check --env prod --json
+    """
     settings = face.load_here(flags).settings
-    found = _compare(settings, _load(files, settings, env), service)
+    found = _compare(settings, _load(files, settings), service)
     _show(found, as_json)
     sys.exit(face.EXIT_NOT_WELL if found.steps else 0)
 
@@ -107,7 +120,6 @@ def check(*, files: tuple[Path, ...], env: str, service: str | None, as_json: bo
 def apply(
     *,
     files: tuple[Path, ...],
-    env: str,
     service: str | None,
     recreate: tuple[str, ...],
     accept: tuple[str, ...],
@@ -127,7 +139,7 @@ def apply(
       oncewire topology apply --recreate consumer:BILLING/billing_worker_usage_metered
     """
     settings = face.load_here(flags).settings
-    wanted = _load(files, settings, env)
+    wanted = _load(files, settings)
     named = frozenset(recreate), frozenset(accept)
     _check_items(wanted, *named)
     if not yes:
@@ -147,7 +159,13 @@ def apply(
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write (else stdout).")
 @face.command
 def export(*, files: tuple[Path, ...], form: str, out: Path | None, as_json: bool, **flags: Any) -> None:
-    """Write what is declared: as an AsyncAPI 3 document, as JSON, or as one TOML file."""
+    """Write what is declared: as an AsyncAPI 3 document, as JSON, or as one TOML file.
+
+    \b
+    Examples:
+      oncewire topology export --out asyncapi.json
+      oncewire topology export --format toml
+    """
     wanted = declared.load(files, face.load(flags).settings)
     written = export_as("json" if as_json else form, wanted)
     if out is None:
@@ -159,8 +177,8 @@ def export(*, files: tuple[Path, ...], form: str, out: Path | None, as_json: boo
         raise InvalidSetting(f"{out} cannot be written: {error.strerror}", hint="Check --out.") from None
 
 
-def _load(files: tuple[Path, ...], settings: Settings, env: str) -> Topology:
-    return declared.load(files, settings, Env(env))
+def _load(files: tuple[Path, ...], settings: Settings) -> Topology:
+    return declared.load(files, settings)
 
 
 def _compare(settings: Settings, wanted: Topology, service: str | None) -> Plan:

@@ -33,7 +33,8 @@ POSTGRES_PORT = "embedded_postgres_port"
 
 
 @click.command()
-@face.setting_options("data", "nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT)
+@face.setting_options("data", "env", "topology_files")
+@face.setting_options("nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT)
 @face.command
 def up(*, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.

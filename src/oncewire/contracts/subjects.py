@@ -21,6 +21,8 @@ SUBJECT_BYTES_MAX = 1024
 """Far below the server's control line (4,096 bytes), which must also hold a reply subject."""
 
 TOKENS_MAX = 32
+READER_PREFIX = "ow-reader-"
+"""Consumers of readers that keep their own position are named so: they are nobody's durables."""
 DEFAULT_TENANT = "default"
 DEFAULT_WORKSPACE = "default"
 CHAT_EVENTS_PREFIX = "chat.events"

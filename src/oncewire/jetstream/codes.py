@@ -37,6 +37,7 @@ _BY_NUMBER: dict[int, type[OncewireError]] = {
     10005: Unavailable,  # no suitable peers
     10006: Refused,  # JetStream not in clustered mode
     10010: Refused,  # clustering support required
+    10012: Refused,  # what was asked of a consumer cannot be: the server says 500 for it
     10013: Conflict,  # consumer name already in use
     10023: Overloaded,  # insufficient resources
     10026: Overloaded,  # maximum consumers limit reached

@@ -24,11 +24,9 @@ import contextlib
 import logging
 import random
 import secrets
-import ssl
 import time
 from collections.abc import Callable
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -44,12 +42,11 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import protocol
-from oncewire.jetstream.auth import credentials
-from oncewire.jetstream.options import Options, State, address_of, host_and_port
+from oncewire.jetstream.handshake import greet
+from oncewire.jetstream.options import Options, State, address_of
 from oncewire.jetstream.protocol import Event, Info, Message, Ping, Pong, ServerError
 from oncewire.jetstream.servers import Servers
 from oncewire.jetstream.wire import ServerInfo, Wire
-from oncewire.version import VERSION
 
 log = logging.getLogger("oncewire.jetstream")
 
@@ -219,56 +216,8 @@ class Connection:
     async def _attach(self, server: str) -> None:
         """One attempt at one server, bounded in time. Leaves no socket behind when it fails."""
         wire = Wire(self)
-        try:
-            async with asyncio.timeout(self.options.connect_timeout_s):
-                await self._greet(wire, server)
-        except TimeoutError:
-            wire.abort()
-            raise Unavailable(f"no answer within {self.options.connect_timeout_s} s") from None
-        except ssl.SSLError as error:
-            wire.abort()
-            raise Unavailable(f"TLS failed: {error.reason or error}", hint="Check nats.ca and the address.") from None
-        except OSError as error:
-            wire.abort()
-            raise Unavailable(error.strerror or str(error)) from None
-        except BaseException:
-            wire.abort()
-            raise
+        await greet(wire, server, self.options)
         self._adopt(wire, server)
-
-    async def _greet(self, wire: Wire, server: str) -> None:
-        host, port = host_and_port(server)
-        if self.options.tls_first:
-            tls = self.options.tls or ssl.create_default_context()
-            await self.loop.create_connection(lambda: wire, host, port, ssl=tls, server_hostname=host)
-        else:
-            await self.loop.create_connection(lambda: wire, host, port)
-        info = await wire.info
-        wants_tls = urlsplit(server).scheme == "tls" or self.options.tls is not None
-        if (wants_tls or info.tls_required) and not self.options.tls_first:
-            if not (info.tls_required or info.tls_available):
-                raise Unavailable("the server offers no TLS", hint="Use nats:// or switch TLS on at the server.")
-            assert wire.transport is not None
-            tls = self.options.tls or ssl.create_default_context()
-            secured = await self.loop.start_tls(wire.transport, wire, tls, server_hostname=host)
-            wire.transport = secured
-        assert wire.transport is not None
-        wire.transport.write(self._hello(server, info) + protocol.PING)
-        await wire.greeted
-
-    def _hello(self, server: str, info: ServerInfo) -> bytes:
-        body: dict[str, object] = {
-            "verbose": False,
-            "pedantic": False,
-            "name": self.options.name,
-            "lang": "python-oncewire",
-            "version": VERSION,
-            "protocol": 1,
-            "headers": True,
-            "no_responders": True,
-            "tls_required": bool(self.options.tls or info.tls_required),
-        }
-        return protocol.encode_connect(body | credentials(self.options, server, info.nonce))
 
     def _adopt(self, wire: Wire, server: str) -> None:
         """The handshake is done: this is the connection from now on."""

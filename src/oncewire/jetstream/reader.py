@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire.contracts.subjects import READER_PREFIX
 from oncewire.errors import Corrupt, NotFound, OncewireError, Unavailable
 from oncewire.jetstream.options import State
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Pull, parse_reply
 from oncewire.jetstream.requests import Requests
 
-READER_PREFIX: Final = "ow-reader-"
 INACTIVE_S: Final = 30.0
 READ_BATCH: Final = 500
 REOPEN_DELAY_S: Final = 0.05

@@ -262,12 +262,12 @@ def credentials(access: Access, server: str, nonce: str) -> dict[str, str]:
     if access.user:
         return {"user": access.user, "pass": access.password}
     if access.creds:
-        from oncewire.jetstream.auth import NKey  # signing needs cryptography: only who has a key pays for it
+        from oncewire.jetstream.nkeys import NKey  # signing needs cryptography: only who has a key pays for it
 
         jwt, seed = access.creds
         return {"jwt": jwt, "sig": NKey(seed).sign(nonce)} if nonce else {"jwt": jwt}
     if access.nkey:
-        from oncewire.jetstream.auth import NKey
+        from oncewire.jetstream.nkeys import NKey
 
         key = NKey(access.nkey)
         return {"nkey": key.public, "sig": key.sign(nonce)}

@@ -30,13 +30,15 @@ def shipped() -> tuple[Source, ...]:
 def examine(files: Sequence[Path] = (), settings: Settings | None = None) -> Declared:
     """The declared topology with every finding, right or wrong."""
     chosen = settings if settings is not None else settings_of.load().settings
-    topology, found = declare(shipped(), [read(path) for path in files], chosen)
+    named = [Path(one.strip()) for one in chosen.topology_files.split(",") if one.strip()]
+    topology, found = declare(shipped(), [read(path) for path in (*named, *files)], chosen)
     return Declared(topology, (*found, *lint(topology)))
 
 
-def load(files: Sequence[Path] = (), settings: Settings | None = None, env: Env = Env.DEV) -> Topology:
+def load(files: Sequence[Path] = (), settings: Settings | None = None, env: Env | None = None) -> Topology:
     """The declared topology, refused when lint finds an error. Without settings: those of this process."""
-    topology, findings = examine(files, settings)
+    chosen = settings if settings is not None else settings_of.load().settings
+    topology, findings = examine(files, chosen)
     wrong = errors(findings)
     if wrong:
         shown = "; ".join(f"{one.place}: {one.message}" for one in wrong[:SHOWN_MAX])
@@ -45,7 +47,7 @@ def load(files: Sequence[Path] = (), settings: Settings | None = None, env: Env 
             f"the declared topology has {len(wrong)} error{'s' * (len(wrong) > 1)}: {shown}{more}",
             hint="See `oncewire topology lint`.",
         )
-    return topology.for_env(env)
+    return topology.for_env(env or Env(chosen.env))
 
 
 def read(path: Path) -> Source:

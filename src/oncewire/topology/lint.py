@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from oncewire.contracts import subjects
+from oncewire.contracts.subjects import READER_PREFIX
 from oncewire.errors import ContractViolation
 from oncewire.topology.findings import Finding, Severity
-from oncewire.topology.model import BUCKET_PREFIX, READER_PREFIX, Consumer, Stream, Topology
+from oncewire.topology.model import BUCKET_PREFIX, Consumer, Stream, Topology
 from oncewire.topology.units import show_bytes, show_count, show_duration
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -24,7 +24,6 @@ MAX_DELIVER = 5
 MAX_ACK_PENDING = 1_000
 MAX_WAITING = 512
 BUCKET_PREFIX = "KV_"
-READER_PREFIX = "ow-reader-"
 """Consumers of readers that keep no position on the server: theirs, never declared, never drift."""
 
 Wire = dict[str, Any]

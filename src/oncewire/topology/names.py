@@ -6,9 +6,8 @@ the settings' prefix does, as the message contracts say.
 
 from __future__ import annotations
 
-from oncewire.contracts.subjects import DEFAULT_TENANT, DEFAULT_WORKSPACE, token
+from oncewire.contracts.subjects import DEFAULT_TENANT, DEFAULT_WORKSPACE, READER_PREFIX, token
 from oncewire.errors import ContractViolation
-from oncewire.topology.model import READER_PREFIX
 
 NAME_BYTES_MAX = 255
 """What the server takes; it keeps a consumer as a folder of that name."""

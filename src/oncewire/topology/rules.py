@@ -19,7 +19,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from oncewire.contracts import subjects
-from oncewire.topology.model import CONSUMER_DEFAULTS, READER_PREFIX, STREAM_DEFAULTS, Consumer, Stream, Topology, Wire
+from oncewire.contracts.subjects import READER_PREFIX
+from oncewire.topology.model import CONSUMER_DEFAULTS, STREAM_DEFAULTS, Consumer, Stream, Topology, Wire
 from oncewire.topology.units import show_bytes, show_duration
 
 NONE: frozenset[str] = frozenset()
