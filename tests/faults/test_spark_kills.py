@@ -1,4 +1,4 @@
-"""At least thirty kills of driver, workers and nats-server while Spark copies a stream: nothing lost, nothing doubled."""
+"""At least thirty kills of driver, workers and nats-server while Spark copies a stream: none lost, none doubled."""
 
 from __future__ import annotations
 

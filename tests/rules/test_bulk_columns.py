@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oncewire.jetstream.protocol import Message, Parser
-from oncewire.pipeline.columns import HEADERS, TIMESTAMP, Columns, Row, binaries, header_lists
+from oncewire.pipeline.columns import HEADERS, TIMESTAMP, Columns, binaries, header_lists
 from oncewire.pipeline.frames import Cuts, split
+from oncewire.pipeline.stream import Row
 from tests.rules.test_bulk_frames import EXPECTED, TIME_NS, delivery
 
 SCHEMA = pa.schema(

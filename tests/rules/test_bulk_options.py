@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,7 +141,16 @@ def test_what_spark_leaves_among_the_options_is_passed_over() -> None:
 
 
 def test_every_option_stands_in_the_documented_table() -> None:
-    from pathlib import Path
-
     text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
     assert [] == [name for name in ALL if f"`{name}`" not in text]
+
+
+def test_planning_loads_neither_numpy_nor_arrow_nor_the_client() -> None:
+    """Spark starts a process for each step of planning: what it imports, every micro-batch pays for."""
+    heavy = "('numpy', 'pyarrow', 'asyncio', 'cryptography')"
+    code = (
+        f"import pyspark.sql, sys; [sys.modules.pop(name, 0) for name in {heavy}];"
+        f"import pyspark_oncewire; print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "[]" == done.stdout.strip()

@@ -50,6 +50,11 @@ def test_frames_are_those_of_the_client() -> None:
     assert wanted == sent(batch)
 
 
+@pytest.mark.parametrize("headers", [[None, None], [[], []], [None, []]])
+def test_rows_without_any_header_are_published(headers: list[Any]) -> None:
+    assert [b"", b""] == checked(rows(payload=[b"1", b"2"], headers=headers)).lines.to_pylist()
+
+
 def test_headers_may_be_a_map() -> None:
     kind = pa.map_(pa.string(), pa.string())
     columns = [pa.array(["a"]), pa.array([b"x"]), pa.array([[("K", "v")]], kind), pa.array(["i"])]

@@ -9,9 +9,21 @@ from typing import TYPE_CHECKING
 import pytest
 
 from oncewire.pipeline import spark_session
+from oncewire.pipeline.source import HAS_ADMISSION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+LEAK = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark 4.0 itself leaves the sockets of `collect` to the garbage collector."""
+    if not HAS_ADMISSION:
+        for item in items:
+            item.add_marker(pytest.mark.filterwarnings(LEAK))
+            item.add_marker(pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"))
 
 
 @pytest.fixture(scope="session")

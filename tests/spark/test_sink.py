@@ -158,6 +158,7 @@ def test_a_streaming_batch_that_is_run_again_is_published_once(
     (last.parent / f".{last.name}.crc").unlink()
     fill(shared_server, source, 10, first=2_501)
     copy()
+    copy()  # Spark 4.0 repeats the open batch in one run and goes on in the next
     texts = [int(message.data) for message in stored(shared_server, sink)]
     assert Counter(range(1, 2_511)) == Counter(texts)
 

@@ -10,7 +10,6 @@ than a second. Subjects and payloads are the bytes of the wire; a header's value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,22 +20,12 @@ from oncewire.jetstream.protocol import CRLF
 
 if TYPE_CHECKING:
     from oncewire.pipeline.frames import Bytes, Cuts, Ints
+    from oncewire.pipeline.stream import Row
 
 COLUMNS = ("stream", "subject", "sequence", "timestamp", "payload", "headers")
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _CUTS_PER_MESSAGE = 5
-
-
-@dataclass(frozen=True)
-class Row:
-    """One message that the exact parser read."""
-
-    subject: bytes
-    sequence: int
-    timestamp_ns: int
-    header_raw: bytes
-    payload: bytes
 
 
 class Columns:
@@ -102,7 +91,9 @@ def retyped(array: Any, kind: Any) -> Any:
 
 
 def contents(array: Any) -> tuple[Ints, Bytes]:
-    """Offsets and bytes of a binary array."""
+    """Offsets and bytes of a binary array. An empty one may come without any buffer at all."""
+    if not len(array):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
     _, offsets, values = array.buffers()
     ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     return ends, np.frombuffer(values, np.uint8) if values else np.empty(0, np.uint8)

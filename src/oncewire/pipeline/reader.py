@@ -23,10 +23,11 @@ from oncewire.errors import NoResponders, ProtocolViolation, TimedOut, Unavailab
 from oncewire.jetstream import protocol
 from oncewire.jetstream.protocol import FRAME_BYTES_MAX, LINE_BYTES_MAX, Message
 from oncewire.pipeline import rules, stream
-from oncewire.pipeline.columns import Columns, Row
+from oncewire.pipeline.columns import Columns
 from oncewire.pipeline.frames import Bytes, Cuts, Expected, Piece, split
 from oncewire.pipeline.options import ReadOptions
 from oncewire.pipeline.rules import Facts
+from oncewire.pipeline.stream import Row
 from oncewire.pipeline.wire import INBOX_SID, OUTAGE_S, REQUEST_S, RETRY_DELAY_S, Wire, connect
 
 log = logging.getLogger("oncewire.pipeline")

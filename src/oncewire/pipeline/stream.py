@@ -2,6 +2,8 @@
 
 Everything here is answered by the stream's leader, but for direct get. Consumers are named `ow-reader-…`, ack nothing,
 live in memory and vanish by themselves: durables of services are never touched.
+
+Neither numpy nor Arrow is imported here: Spark's planning processes, of which each query starts many, need neither.
 """
 
 from __future__ import annotations
@@ -10,12 +12,12 @@ import base64
 import binascii
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from oncewire.errors import NotFound, ProtocolViolation
 from oncewire.jetstream.protocol import CRLF, Message
-from oncewire.pipeline.columns import Row
 from oncewire.pipeline.rules import Facts, parse_time_ns
 from oncewire.pipeline.wire import STREAM_NOT_FOUND, Wire
 
@@ -34,6 +36,17 @@ OWN_HEADERS: Final = frozenset(
         b"Nats-UpTo-Sequence",
     }
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message that the exact parser read."""
+
+    subject: bytes
+    sequence: int
+    timestamp_ns: int
+    header_raw: bytes
+    payload: bytes
 
 
 def facts_of(wire: Wire, stream: str) -> Facts:

@@ -1,0 +1,250 @@
+"""Spark reading and writing JetStream, beside nats-py in the same Spark job and beside a program that only receives.
+
+1 M messages of about 400 bytes, Spark `local[2]`, server and Spark on the same machine. Contenders take turns within
+one run; nats-py gets fewer messages, since it is the rate that counts. ONCEWIRE_BENCH_LONG=1 adds the growth to 5 M.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import nats
+import uvloop
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from tests.support.nats import nats_server
+
+import oncewire
+from benchmarks.measure import ratio, table, take_turns, verdict
+from oncewire.jetstream import Outgoing
+from oncewire.pipeline import spark_session
+
+MESSAGES = 1_000_000
+SLOW_MESSAGES = 100_000
+WRITTEN = 300_000
+SLOW_WRITTEN = 30_000
+ROUNDS = 3
+FILL_BATCH = 10_000
+STREAM = "BENCH"
+PAYLOAD = b'{"type":"OrderPlaced","id":"%012d","payload":{"order":%d,"customer":4711,"note":"%b"}}'
+NOTE = b"x" * 310
+
+
+async def fill(url: str, count: int) -> None:
+    async with oncewire.connect(url) as client:
+        await client.api(f"STREAM.CREATE.{STREAM}", {"name": STREAM, "subjects": ["bench.in.>"], "allow_direct": True})
+        for first in range(0, count, FILL_BATCH):
+            batch = [
+                Outgoing(f"bench.in.orders.{number % 50}", PAYLOAD % (number, number, NOTE))
+                for number in range(first, min(first + FILL_BATCH, count))
+            ]
+            await client.publish_many(batch)
+
+
+# ---- nats-py in the same job
+
+
+class NatsPySource(DataSource):
+    """What one would write with nats-py: pull, and yield tuples."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "natspy"
+
+    def schema(self) -> str:
+        return "subject string, sequence long, payload binary"
+
+    def reader(self, schema: Any) -> NatsPyReader:  # noqa: ARG002 - Spark's shape
+        return NatsPyReader(dict(self.options))
+
+
+class NatsPyReader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        half = int(self.options["count"]) // 2
+        return [InputPartition((1, half)), InputPartition((1 + half, half))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
+        first, count = partition.value
+        loop = asyncio.new_event_loop()
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first
+        )
+        connection = loop.run_until_complete(nats.connect(self.options["url"]))
+        pull = loop.run_until_complete(connection.jetstream().pull_subscribe("", stream=STREAM, config=config))
+        left = count
+        while left:
+            batch = loop.run_until_complete(pull.fetch(min(left, 1_000), timeout=30))
+            left -= len(batch)
+            for message in batch:
+                yield message.subject, message.metadata.sequence.stream, message.data
+        loop.run_until_complete(connection.close())
+        loop.close()
+
+
+def write_with_nats_py(url: str) -> Callable[[Iterator[Any]], None]:
+    async def send(rows: list[Any]) -> None:
+        connection = await nats.connect(url)
+        js = connection.jetstream(publish_async_max_pending=4_000)
+        futures = [
+            await js.publish_async(row.subject, bytes(row.payload), headers={"Nats-Msg-Id": f"{id(rows)}-{number}"})
+            for number, row in enumerate(rows)
+        ]
+        await asyncio.gather(*futures)
+        await connection.close()
+
+    return lambda rows: asyncio.run(send(list(rows)))
+
+
+# ---- a program that only receives
+
+RECEIVE = """
+import sys, time
+import msgspec
+from oncewire.jetstream import protocol
+from oncewire.pipeline import stream
+from oncewire.pipeline.options import Access
+from oncewire.pipeline.wire import connect
+url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+wire = connect(Access(servers=(url,)))
+consumer, _ = stream.create_consumer(wire, name, 1, ())
+ask = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{consumer}")
+buffer = memoryview(bytearray(4 << 20))
+last = b".%d.%d." % (count, count)
+began = time.perf_counter()
+for first in range(0, count, 20_000):
+    body = msgspec.json.encode({"batch": min(20_000, count - first), "expires": 60_000_000_000})
+    wire.send(protocol.encode_pub(ask, wire.inbox + b".0", body))
+is_done, tail = False, b""
+while not is_done:
+    got = wire.receive_into(buffer, 30.0)
+    is_done = last in tail + bytes(buffer[max(0, got - 4_096):got])
+    tail = bytes(buffer[max(0, got - 100):got])
+print(time.perf_counter() - began)
+"""
+
+
+def receive_only(url: str, count: int) -> float:
+    command = [sys.executable, "-c", RECEIVE, url, STREAM, str(count)]
+    return count / float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+# ---- the runs
+
+
+class Bench:
+    def __init__(self, spark: SparkSession, url: str, parquet: str) -> None:
+        self.spark = spark
+        self.url = url
+        self.parquet = parquet
+
+    def source(self, count: int) -> DataFrame:
+        options = {"url": self.url, "stream": STREAM, "endingOffsets": str(count + 1)}
+        return self.spark.read.format("jetstream").options(**options).load()
+
+    def theirs(self, count: int) -> DataFrame:
+        return self.spark.read.format("natspy").options(url=self.url, count=str(count)).load()
+
+    @staticmethod
+    def rate(frame: DataFrame, count: int) -> float:
+        began = time.perf_counter()
+        ((rows, _),) = frame.selectExpr("count(sequence)", "sum(octet_length(payload))").collect()
+        assert count == rows, f"{rows} of {count}"
+        return count / (time.perf_counter() - began)
+
+    def outgoing(self, count: int) -> DataFrame:
+        return self.spark.read.parquet(self.parquet).limit(count).selectExpr("'bench.out.x' as subject", "payload")
+
+    def write_ours(self) -> float:
+        frame = self.outgoing(WRITTEN).repartition(2).persist()
+        frame.count()
+        began = time.perf_counter()
+        frame.write.format("jetstream").options(url=self.url).mode("append").save()
+        took = time.perf_counter() - began
+        frame.unpersist()
+        return WRITTEN / took
+
+    def write_theirs(self) -> float:
+        frame = self.outgoing(SLOW_WRITTEN).repartition(2).persist()
+        frame.count()
+        began = time.perf_counter()
+        frame.foreachPartition(write_with_nats_py(self.url))
+        took = time.perf_counter() - began
+        frame.unpersist()
+        return SLOW_WRITTEN / took
+
+
+def turn(run: Callable[[], float]) -> Callable[[], Awaitable[float]]:
+    async def once() -> float:
+        return run()
+
+    return once
+
+
+async def reading(bench: Bench) -> None:
+    runs = await take_turns(
+        {
+            "nats-py in Spark": turn(lambda: bench.rate(bench.theirs(SLOW_MESSAGES), SLOW_MESSAGES)),
+            "oncewire in Spark": turn(lambda: bench.rate(bench.source(MESSAGES), MESSAGES)),
+            "receive only, no Spark": turn(lambda: receive_only(bench.url, MESSAGES)),
+            "the same rows from Parquet": turn(
+                lambda: bench.rate(bench.spark.read.parquet(bench.parquet).limit(MESSAGES), MESSAGES)
+            ),
+        },
+        ROUNDS,
+    )
+    print(table("reading, messages of about 400 bytes", runs, "nats-py in Spark"))
+    print(verdict("source against nats-py", ratio(runs, "oncewire in Spark", "nats-py in Spark")[0], 10.0))
+    print(verdict("source against receive only", ratio(runs, "oncewire in Spark", "receive only, no Spark")[0], 0.7))
+
+
+async def writing(bench: Bench) -> None:
+    runs = await take_turns(
+        {"nats-py in Spark": turn(bench.write_theirs), "oncewire in Spark": turn(bench.write_ours)}, ROUNDS
+    )
+    print(table("writing, every message confirmed", runs, "nats-py in Spark"))
+    print(verdict("sink against nats-py", ratio(runs, "oncewire in Spark", "nats-py in Spark")[0], 7.0))
+
+
+def growing(bench: Bench, sizes: list[int]) -> None:
+    print("growth: seconds by number of messages")
+    for size in sizes:
+        print(f"  {size:>9,}  {size / bench.rate(bench.source(size), size):8.2f} s")
+
+
+def main() -> None:
+    is_long = bool(os.environ.get("ONCEWIRE_BENCH_LONG"))
+    sizes = [100_000, 300_000, 1_000_000, *([5_000_000] if is_long else [])]
+    with nats_server() as server, tempfile.TemporaryDirectory(prefix="ow-bench-") as folder:
+        uvloop.run(fill(server.url, max(sizes)))
+        create = {"name": "BENCHOUT", "subjects": ["bench.out.>"]}
+        uvloop.run(_api(server.url, "STREAM.CREATE.BENCHOUT", create))
+        spark = spark_session(
+            "local[2]", spark_ui_enabled=False, spark_log_level="ERROR", spark_sql_shuffle_partitions=2
+        )
+        spark.dataSource.register(NatsPySource)
+        bench = Bench(spark, server.url, f"{folder}/rows")
+        bench.source(MESSAGES).write.parquet(bench.parquet)
+        asyncio.run(reading(bench))
+        asyncio.run(writing(bench))
+        growing(bench, sizes)
+        spark.stop()
+
+
+async def _api(url: str, verb: str, body: dict[str, Any]) -> None:
+    async with oncewire.connect(url) as client:
+        await client.api(verb, body)
+
+
+if __name__ == "__main__":
+    main()
