@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oncewire.agent import Agent, Context, Effect, Retry, Terminate
+from oncewire import Agent, Context, Effect, Retry, Terminate
 
 agent = Agent("biller", tenant="default", workspace="demo")
 

@@ -21,6 +21,7 @@ import click
 import oncewire
 
 NOUNS = {
+    "agent": ("oncewire.cli.agent:agent", "Run agents, see how they stand, prove what they did."),
     "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
     "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),

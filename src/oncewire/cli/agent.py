@@ -1,0 +1,232 @@
+"""`oncewire agent`: run agents, see how they stand, prove what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from oncewire.agent import Agent, Runner
+from oncewire.agent import sources as durables
+from oncewire.agent import status as looking
+from oncewire.agent.status import Status
+from oncewire.cli import face
+from oncewire.cli.board import Board
+from oncewire.errors import Refused
+from oncewire.jetstream import Client, options_from
+from oncewire.ledger.stores import open_store
+from oncewire.settings import Settings, mask_url
+
+if TYPE_CHECKING:
+    from oncewire.ledger.store import Store
+
+SHOW_S = 5.0
+STORE_HELP = "The ledger: sqlite:///file.db or postgresql://user@host/database."
+
+
+@click.group()
+def agent() -> None:
+    """Run agents, see how they stand, prove what they did.
+
+    \b
+    Examples:
+      oncewire agent run biller:agent --store sqlite:///biller.db
+      oncewire agent status biller:agent --store sqlite:///biller.db
+    """
+
+
+def _with_agent(run: face.Run) -> face.Run:
+    """A command on an agent and the server."""
+    run = face.setting_options("data", "nats_url")(face.command(run))
+    return click.argument("target", metavar="MODULE:AGENT")(run)
+
+
+def _with_ledger(run: face.Run) -> face.Run:
+    """A command that needs the agent's ledger too."""
+    run = click.option("--schema", default="", help="Schema of the ledger's tables (PostgreSQL).")(_with_agent(run))
+    return click.option("--store", "store_url", required=True, help=STORE_HELP)(run)
+
+
+def load_agent(target: str) -> Agent:
+    """The agent behind `module:name`, looked for in the current folder first."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise Refused(f"{target!r} is not MODULE:AGENT", hint="For `agent = Agent(…)` in biller.py: biller:agent.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise Refused(f"there is no module {module!r}", hint="Run it in the folder that holds the module.") from None
+    finally:
+        sys.path.pop(0)
+    if not isinstance(found, Agent):
+        raise Refused(f"{target} is {'not there' if found is None else type(found).__name__}, not an Agent")
+    return found
+
+
+def _opened(target: str, store_url: str, schema: str) -> tuple[Agent, Store]:
+    found = load_agent(target)
+    return found, open_store(store_url, schema=schema, handler_timeout_s=found.handler_timeout_s)
+
+
+# ---- run
+
+
+@agent.command()
+@_with_ledger
+def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
+    """Handle messages until Ctrl-C or SIGTERM, then finish what is in hand.
+
+    \b
+    Examples:
+      oncewire agent run biller:agent --store sqlite:///biller.db
+      oncewire agent run biller:agent --store postgresql://app@db/app --json
+    \b
+    Start it as often as you like: on one machine with the same SQLite file, on several with
+    PostgreSQL. The streams must be there: `oncewire topology apply`.
+    """
+    settings = face.load_here(flags).settings
+    found, store = _opened(target, store_url, schema)
+    face.run(_run(found, store, settings, as_json))
+
+
+async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:
+    board = Board(as_json)
+    client_name = f"oncewire-agent-{found.name}"
+    async with (
+        Client(options_from(settings, name=client_name)) as client,
+        found.running(client, store, settings=settings) as runner,
+    ):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, runner.ask_to_stop)
+        _show_start(board, runner, settings)
+        showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
+        try:
+            await runner.wait()
+        finally:
+            showing.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await showing
+        board.line("draining")
+        board.event("draining", in_flight=runner.in_flight)
+    board.line(f"stopped: {_counts(runner)}")
+    board.event("end", counts=runner.counts)
+
+
+def _show_start(board: Board, runner: Runner, settings: Settings) -> None:
+    names = [f"{one.source.stream}/{one.source.consumer}" for one in runner.opened.values()]
+    where, ledger = mask_url(settings.nats_url), mask_url(runner.store.url)
+    handlers = len(runner.agent.handlers)
+    board.line(f"agent {runner.agent.full_name}: {handlers} handlers on {', '.join(names)}")
+    board.line(f"  {where}, ledger {ledger} ({runner.ledger.id}); Ctrl-C drains it")
+    if runner.is_unclean:
+        board.line("  the last run did not stop cleanly: one message at a time until its messages are settled")
+    facts = {"agent": runner.agent.full_name, "consumers": names, "is_unclean": runner.is_unclean}
+    board.event("serving", nats_url=where, store=ledger, ledger=runner.ledger.id, **facts)
+
+
+async def _show(board: Board, runner: Runner, *, is_live: bool) -> None:
+    """Every few seconds what was done, where somebody looks; what is wrong, always."""
+    shown, trouble = "", ""
+    while True:
+        await asyncio.sleep(SHOW_S)
+        if runner.trouble != trouble:
+            trouble = runner.trouble
+            board.line(f"  waiting: {trouble}" if trouble else "  going on")
+            board.event("trouble" if trouble else "recovered", text=trouble)
+        text = _counts(runner)
+        if is_live and text != shown:
+            shown = text
+            board.line(f"  {text}, {runner.in_flight} in hand")
+            board.event("counts", counts=runner.counts, in_flight=runner.in_flight)
+
+
+def _counts(runner: Runner) -> str:
+    return ", ".join(f"{count} {name}" for name, count in runner.counts.items()) or "nothing yet"
+
+
+# ---- status, hash, replay, apply
+
+
+@agent.command()
+@_with_ledger
+def status(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
+    """How far behind it is, what is in flight or incomplete, and the last error.
+
+    \b
+    Example:
+      oncewire agent status biller:agent --store sqlite:///biller.db --json
+    \b
+    Exit code 1 when messages wait and nobody pulls, or a loss is not acknowledged.
+    """
+    settings = face.load_here(flags).settings
+    found, store = _opened(target, store_url, schema)
+    answers: list[Status] = []
+
+    async def ask() -> None:
+        async with Client(options_from(settings, name="oncewire-agent-status")) as client:
+            answers.append(await looking.status(client, store, found, settings))
+
+    try:
+        face.run(ask())
+    finally:
+        store.close()
+    if as_json:
+        face.print_json(msgspec.to_builtins(answers[0]) | {"is_well": answers[0].is_well})
+    else:
+        _print_status(answers[0])
+    sys.exit(0 if answers[0].is_well else face.EXIT_NOT_WELL)
+
+
+def _print_status(found: Status) -> None:
+    ledger = found.ledger
+    click.echo(f"agent {found.agent}, ledger {ledger.id}, block {ledger.block} (confirmed up to {ledger.confirmed})")
+    for one in found.sources:
+        click.echo(f"  {one.stream:<20} lag {one.lag}, in flight {one.in_flight}, redelivered {one.redelivered}")
+    click.echo(f"  {'incomplete':<20} {ledger.incomplete} inputs, {ledger.unpublished} effects unconfirmed")
+    click.echo(f"  {'last error':<20} {ledger.last_error or 'none'}")
+    for problem in found.problems:
+        click.echo(f"{click.style('!', fg='yellow', bold=True)} {problem}")
+
+
+@agent.command()
+@click.option("--accept-loss", default="", metavar="STREAM", help="Go on with a stream that went back.")
+@_with_agent
+def apply(*, target: str, accept_loss: str, as_json: bool, **flags: Any) -> None:
+    """Bring the agent's own durables to its handlers and limits: filters, ack_wait, max_deliver.
+
+    \b
+    Examples:
+      oncewire agent apply biller:agent
+      oncewire agent apply biller:agent --accept-loss MESHFORGE_EVENTS
+    \b
+    Consumers that the catalog declares are left alone: those are `oncewire topology apply`.
+    """
+    settings = face.load_here(flags).settings
+    found = load_agent(target)
+    changed: dict[str, list[str]] = {}
+    incarnations: list[int] = []
+
+    async def work() -> None:
+        async with Client(options_from(settings, name="oncewire-agent-apply")) as client:
+            changed.update(await durables.apply(client, found, settings))
+            if accept_loss:
+                incarnations.append(await durables.accept_loss(client, accept_loss))
+
+    face.run(work())
+    if as_json:
+        face.print_json({"consumers": changed, "incarnation": incarnations[0] if incarnations else None})
+        return
+    for name, what in changed.items():
+        click.echo(f"{name}: {', '.join(what) or 'as it should be'}")
+    if incarnations:
+        click.echo(f"{accept_loss}: loss accepted, incarnation {incarnations[0]} begins")

@@ -1,0 +1,140 @@
+"""`oncewire agent` as people and machines use it: processes, signals, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from oncewire.cli import main
+from tests.support.nats import NatsServer
+from tests.support.running import EVENTS, payload_of, prepared, send, stored
+from tests.support.wait import until_async, within
+
+ROOT = Path(__file__).parents[2]
+TARGET = "examples.biller:agent"
+CHARGE = "cmd.default.demo.biller.charge"
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, ["agent", *args])
+
+
+class Running:
+    """An `agent run --json` of its own process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def event(self, name: str) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        while line := await within(self.process.stdout.readline()):
+            told: dict[str, Any] = json.loads(line)
+            if told["event"] == name:
+                return told
+        raise AssertionError(f"it ended without {name}")
+
+    async def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return int(await within(self.process.wait()))
+
+
+@asynccontextmanager
+async def running(url: str, store: str) -> AsyncIterator[Running]:
+    command = [
+        "-c",
+        "from oncewire.cli import main; main()",
+        "agent",
+        "run",
+        TARGET,
+        "--store",
+        store,
+        "--nats-url",
+        url,
+        "--json",
+    ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    try:
+        yield Running(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_run_handles_drains_on_sigterm_and_status_tells(server: NatsServer, tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path}/biller.db"
+    async with prepared(server.url) as client:
+        async with running(server.url, store) as agent:
+            serving = await agent.event("serving")
+            assert serving["agent"] == "default/demo/biller"
+            assert not serving["is_unclean"]
+            await send(client, CHARGE, {"id": "o1", "cents": 4200})
+            await send(client, CHARGE, {"id": "o2", "cents": 0})
+            await until_async(lambda: stored(server.url, EVENTS))
+            await until_async(lambda: stored(server.url, "DLQ_REQUESTS"))
+            assert await agent.stop() == 0
+            end = await agent.event("end")
+            assert end["counts"] == {"done": 1, "terminated": 1}
+        assert [payload_of(one) for one in await stored(server.url, EVENTS)] == [{"order": "o1", "cents": 4200}]
+        shown = await asyncio.to_thread(invoke, "status", TARGET, "--store", store, "--nats-url", server.url, "--json")
+        assert shown.exit_code == 0, shown.output
+        told = json.loads(shown.output)
+        assert [(one["lag"], one["in_flight"]) for one in told["sources"]] == [(0, 0)]
+        assert told["ledger"]["incomplete"] == 0
+        assert "order o2 costs 0 cents" in told["ledger"]["last_error"]
+        await send(client, CHARGE, {"id": "o3", "cents": 1})
+        plain = await asyncio.to_thread(invoke, "status", TARGET, "--store", store, "--nats-url", server.url)
+        assert plain.exit_code == 1
+        assert "1 messages of MESHFORGE_COMMANDS wait, and nobody pulls" in plain.output
+
+
+async def test_two_processes_with_two_files_are_refused_with_a_sentence(server: NatsServer, tmp_path: Path) -> None:
+    async with prepared(server.url), running(server.url, f"sqlite:///{tmp_path}/one.db") as agent:
+        await agent.event("serving")
+        second = await asyncio.to_thread(
+            invoke, "run", TARGET, "--store", f"sqlite:///{tmp_path}/two.db", "--nats-url", server.url
+        )
+        assert second.exit_code == 2
+        assert "belongs to another ledger" in second.stderr
+        assert "postgresql://" in second.stderr
+        assert await agent.stop() == 0
+
+
+def test_apply_makes_and_mends_the_durable(server: NatsServer, tmp_path: Path) -> None:
+    async def make() -> None:
+        async with prepared(server.url):
+            pass
+
+    asyncio.run(make())
+    arguments = ("apply", TARGET, "--nats-url", server.url, "--json")
+    made = json.loads(invoke(*arguments).output)["consumers"]
+    assert made == {"MESHFORGE_COMMANDS/default_demo_biller_consumer": ["created"]}
+    assert list(json.loads(invoke(*arguments).output)["consumers"].values()) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("biller", "is not MODULE:AGENT"),
+        ("no.such.module:agent", "there is no module"),
+        ("examples.biller:nothing", "is not there"),
+        ("examples.biller:charge", "not an Agent"),
+    ],
+)
+def test_a_wrong_target_is_refused(target: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    refused = invoke("status", target, "--store", "sqlite:///x.db")
+    assert refused.exit_code == 2
+    assert says in refused.stderr
