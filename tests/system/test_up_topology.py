@@ -1,0 +1,44 @@
+"""After `oncewire up` every declared stream and consumer is in place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nats
+
+from tests.support.up import Up, oncewire
+
+
+async def test_nothing_is_left_to_plan_after_up(tmp_path: Path) -> None:
+    """The plan is empty, and a plain client finds all that the catalogs declare."""
+    up = Up(tmp_path / "data").ready()
+    try:
+        planned = oncewire("topology", "plan", "--json", "--data", str(tmp_path / "data"), cwd=tmp_path)
+        assert 0 == planned.returncode, planned.stderr
+        assert [] == json.loads(planned.stdout)["steps"]
+        witness = await nats.connect(up.url("nats"))
+        found = {one.config.name for one in await witness.jetstream().streams_info()}
+        assert {"BILLING", "MESHFORGE_EVENTS", "sr-events", "CHAT_EVENTS", "DLQ", "KV_OW_LEDGERS"} <= found
+        assert 4 == len(await witness.jetstream().consumers_info("BILLING"))
+        await witness.close()
+    finally:
+        up.stop()
+
+
+def test_up_says_that_something_is_not_as_declared(tmp_path: Path) -> None:
+    """On drift it starts all the same, and says so."""
+    up = Up(tmp_path / "data").ready()
+    server = up.url("nats")
+    changed = tmp_path / "mine.toml"
+    changed.write_text('[streams.BILLING]\nmax_age = "1d"\n')
+    applied = oncewire("topology", "apply", "--file", str(changed), cwd=tmp_path, NATS_URL=server)
+    assert 0 == applied.returncode, applied.stderr
+    up.stop()
+    again = Up(tmp_path / "data")
+    try:
+        told = again.wait_for("ready", "topology")
+        assert "1 not as declared" in told["text"]
+        again.wait_for("serving")
+    finally:
+        again.stop()
