@@ -240,9 +240,10 @@ def _has_before(buffer: Bytes, end: Ints, wanted: bytes) -> Bits:
 
 
 def _has_crlf(buffer: Bytes, at: Ints) -> Bits:
-    is_inside: Bits = at + 2 <= len(buffer)
-    safe = np.where(is_inside, at, 0)
-    return is_inside & (buffer[safe] == _CR) & (buffer[safe + 1] == _LF)
+    is_there: Bits = at + 2 <= len(buffer)
+    safe = np.where(is_there, at, 0)
+    is_there &= (buffer[safe] == _CR) & (buffer[safe + 1] == _LF)
+    return is_there
 
 
 def _are_tokens(buffer: Bytes, start: Ints, end: Ints, is_good: Bits) -> Bits:

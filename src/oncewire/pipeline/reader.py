@@ -155,9 +155,9 @@ class RangeReader:
         loss = rules.unread(self._missing(), facts)
         if loss is None:
             return
-        if self.options.fails_on_data_loss and loss.cause != "limit":
+        if self.options.fails_on_data_loss and not loss.is_by_design:
             raise loss.error()
-        log.warning("%s", loss.sentence)
+        log.log(logging.INFO if loss.is_by_design else logging.WARNING, "%s", loss.sentence)
 
     def _missing(self) -> list[tuple[int, int]]:
         """Ranges of the part that did not come. With filters nobody can say: then all of it counts as missing."""

@@ -113,6 +113,10 @@ class Loss:
     detail: str
 
     @property
+    def is_by_design(self) -> bool:
+        return self.cause == "limit"
+
+    @property
     def sentence(self) -> str:
         if self.cause in ("trimmed", "limit"):
             return f"sequences {self.first} to {self.end - 1} of stream {self.stream} are gone: {self.detail}"

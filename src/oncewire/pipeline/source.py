@@ -177,7 +177,8 @@ class Planner:
         if place == "latest":
             return Offset(facts.next, facts.created, facts.last_time)
         if isinstance(place, datetime):
-            sequence = self.ask(lambda wire: stream.sequence_at(wire, self.read.stream, place))
+            when = place.astimezone(UTC).isoformat()
+            sequence = self.ask(lambda wire: stream.sequence_at(wire, self.read.stream, when))
             sequence = min(sequence, facts.next)
         else:
             sequence = int(place)
@@ -198,13 +199,13 @@ class Planner:
         self.report(loss)
         if loss.cause != "went back":
             return facts.first
-        behind = datetime.fromtimestamp(rules.parse_time_ns(start.timestamp) // 1_000 / 1e6 + 1e-6, UTC)
+        behind = rules.show_time(rules.parse_time_ns(start.timestamp) + 1)
         return self.ask(lambda wire: stream.sequence_at(wire, self.read.stream, behind))
 
     def report(self, loss: Loss) -> None:
-        if self.read.fails_on_data_loss and loss.cause != "limit":
+        if self.read.fails_on_data_loss and not loss.is_by_design:
             raise loss.error()
-        log.warning("%s", loss.sentence)
+        log.log(logging.INFO if loss.is_by_design else logging.WARNING, "%s", loss.sentence)
 
     def ranges(self, start: Offset, end: Offset) -> list[Range]:
         """The partitions of [start, end): cut by the offsets alone, so that a repeated batch is cut the same way."""

@@ -13,7 +13,6 @@ import binascii
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from oncewire.errors import NotFound, ProtocolViolation
@@ -85,9 +84,9 @@ def _stored(wire: Wire, stream: str, request: dict[str, Any]) -> Row | None:
     return Row(found["subject"].encode(), found["seq"], parse_time_ns(found["time"]), header, payload)
 
 
-def sequence_at(wire: Wire, stream: str, when: datetime) -> int:
-    """The first sequence that was stored at this time or later; the next one when there is none."""
-    start = {"deliver_policy": "by_start_time", "opt_start_time": when.astimezone(UTC).isoformat()}
+def sequence_at(wire: Wire, stream: str, when: str) -> int:
+    """The first sequence that was stored at this time (RFC 3339) or later; the next one when there is none."""
+    start = {"deliver_policy": "by_start_time", "opt_start_time": when}
     name, info = _create(wire, stream, start)
     delete_consumer(wire, stream, name)
     return int(info["delivered"]["stream_seq"]) + 1

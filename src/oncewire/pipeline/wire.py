@@ -30,6 +30,7 @@ from oncewire.errors import (
     NotFound,
     OncewireError,
     PermissionDenied,
+    ProtocolViolation,
     Refused,
     TimedOut,
     Unavailable,
@@ -182,7 +183,11 @@ class Wire:
 
     def api(self, verb: str, body: object = None) -> dict[str, Any]:
         """An answer of the JetStream API; its error as one of ours."""
-        answer: dict[str, Any] = msgspec.json.decode(self.request(f"$JS.API.{verb}", body).payload)
+        payload = self.request(f"$JS.API.{verb}", body).payload
+        try:
+            answer = msgspec.json.decode(payload, type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise ProtocolViolation(f"{verb} was answered with {payload[:80]!r}") from None
         if "error" in answer:
             raise api_error(answer["error"], verb)
         return answer
