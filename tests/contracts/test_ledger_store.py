@@ -395,22 +395,12 @@ def attempt(number: int, deliveries: int = 1, error: str = "") -> Attempt:
     return Attempt(key_of(number), "EVENTS", number, deliveries, 1_000, error)
 
 
-def test_an_attempt_is_there_until_its_input_is_settled(store: Store, other: Store) -> None:
+def test_an_attempt_is_there_until_it_is_forgotten(store: Store, other: Store) -> None:
     store.begun([attempt(2), attempt(1)])
     store.begun([attempt(1, 2, "ValueError: x")])
     assert sorted(other.attempts()) == sorted([attempt(1, 2, "ValueError: x"), attempt(2)])
-    settle(other, [1])
+    other.forget_attempts([key_of(1), key_of(3)])
     assert [attempt(2)] == store.attempts()
-
-
-def test_an_attempt_goes_when_its_input_is_given_up(store: Store) -> None:
-    """It began under its identity, and ends under its position."""
-    store.begun([attempt(1)])
-    store.begin()
-    store.claim([key_of(1)])
-    store.append(content([entry(1, Outcome.DEAD)]), SOURCES, [])
-    store.commit()
-    assert store.attempts() == []
 
 
 def test_an_attempt_in_a_transaction_goes_with_it(store: Store) -> None:

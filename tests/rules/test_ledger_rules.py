@@ -73,6 +73,7 @@ def test_different_positions_have_different_keys(one: Any, two: Any) -> None:
         (("a", "1:b"), ("a1:", "b")),
         (("ab", "c"), ("a", "bc")),
         (("", "a"), ("a", "")),
+        (("a", "1:b"), ("a3:", "b")),
     ],
 )
 def test_a_border_between_parts_is_part_of_the_key(one: tuple[str, str], two: tuple[str, str]) -> None:
@@ -239,6 +240,10 @@ def test_holes_are_exactly_what_is_not_covered(count: int, covered: list[tuple[i
     assert missing == [at for at in range(count) if not any(first <= at <= last for first, last in covered)]
 
 
+def test_a_range_within_another_opens_no_hole() -> None:
+    assert [] == rules.holes(6, [(0, 5), (1, 2)])
+
+
 def test_confirmed_goes_up_to_the_first_hole() -> None:
     blocks = [(4, 1), (5, 0), (6, 2), (7, 0)]
     marks = {4: [(0, 1)], 5: [(0, 0)], 6: [(0, 1)], 7: [(0, 0)]}
@@ -249,12 +254,6 @@ def test_confirmed_goes_up_to_the_first_hole() -> None:
 
 def test_confirmed_never_jumps_over_a_block_that_is_not_there() -> None:
     assert 3 == rules.confirmed_up_to(3, [(5, 0)], {5: [(0, 0)]})
-
-
-def test_attempts_at_a_settled_input_stand_under_one_of_its_keys() -> None:
-    done, dead, unreadable = entry(1), entry(2, Outcome.DEAD), entry(3, Outcome.TERMINATED, identity="")
-    found = rules.settled_keys("a", [done, dead, unreadable])
-    assert [done.key, dead.key, rules.identity_key("a", "key:2"), unreadable.key] == found
 
 
 # ---- retries

@@ -119,8 +119,12 @@ class PostgresStore:
             self._is_torn = False
             self._claimed = set()
             self._transaction = psycopg.Transaction(self.connection)
-            self._transaction.__enter__()
-            self._group = self._one(self._session.cursor.execute(self._session.sql["open_group"]))[0]
+            try:
+                self._transaction.__enter__()
+                self._group = self._one(self._session.cursor.execute(self._session.sql["open_group"]))[0]
+            except BaseException:
+                self.rollback()
+                raise
 
     def _inside(self) -> psycopg.Cursor[Any]:
         """Our cursor, or an error when the transaction is over: what follows would be another one."""
@@ -193,7 +197,7 @@ class PostgresStore:
             self._settle(cursor, set(keys))
             if delayed:
                 self._delay(cursor, delayed)
-            number, hash_, state, *confirmed, has_attempts = self._lock_chain(cursor)
+            number, hash_, state, *confirmed = self._lock_chain(cursor)
             after, announcement = rules.next_block(
                 self._ledger, Head(number, hash_, state), block, Confirmed(*confirmed)
             )
@@ -201,8 +205,6 @@ class PostgresStore:
             blobs = {"keys": b"".join(keys), "content": packed, "announcement": announcement}
             ends = {"chain": self._chain, "group_id": self._group, **after._asdict()}
             cursor.execute(self._session.sql["append"], ends | size | blobs)
-            if has_attempts:
-                self.forget_attempts(rules.settled_keys(self._agent, content.entries))
             return Appended(after.number, announcement)
 
     def _settle(self, cursor: psycopg.Cursor[Any], keys: set[bytes]) -> None:
@@ -224,7 +226,7 @@ class PostgresStore:
     def mark(self, marks: Sequence[Mark]) -> None:
         with self._session.translated():
             cursor = self._inside()
-            start, streams, _ = self._lock_chain(cursor)[3:]
+            start, streams = self._lock_chain(cursor)[3:]
             cursor.execute(self._session.sql["mark"], (self._chain, *map(list, zip(*marks, strict=True))))
             rows = cursor.execute(self._session.sql["marks"], (self._chain,)).fetchall()
             at = rules.confirmed_up_to(start, self._blocks_after(cursor, start), _ranges(rows))

@@ -347,16 +347,6 @@ def confirmed_up_to(start: int, blocks: Iterable[tuple[int, int]], marks: Mappin
     return at
 
 
-def settled_keys(agent: str, entries: Iterable[Entry]) -> list[bytes]:
-    """The keys under which attempts at these inputs may stand: an input that is given up began under its identity."""
-    keys = []
-    for entry in entries:
-        keys.append(entry.key)
-        if entry.outcome is not Outcome.DONE and entry.identity:
-            keys.append(identity_key(agent, entry.identity))
-    return keys
-
-
 # ---- retries
 
 

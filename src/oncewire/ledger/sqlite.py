@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -31,6 +32,7 @@ FORMAT: Final = "1"
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 30_000
 CHECKPOINT_PAGES: Final = 8_000
+_MAY_PASS: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
 
 _decode_sending = msgspec.msgpack.Decoder(Sending).decode
@@ -49,7 +51,7 @@ def translated(path: str) -> Iterator[None]:
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
                 raise Unavailable(text, hint="Another process holds the file.") from error
-            case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR | sqlite3.SQLITE_NOMEM:
+            case code if code in _MAY_PASS:
                 raise Unavailable(text, hint="Free disk space.") from error
             case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
                 raise PermissionDenied(text, hint="The agent must be able to write the file and its folder.") from error
@@ -170,7 +172,11 @@ class SqliteStore:
         with translated(self.path):
             self._command("BEGIN IMMEDIATE")
             self._is_open = True
-            self.keys.take_in()
+            try:
+                self.keys.take_in()
+            except BaseException:
+                self.rollback()
+                raise
 
     def _command(self, statement: str) -> None:
         self._is_ours = True
@@ -181,11 +187,15 @@ class SqliteStore:
         self._is_ours = True
         db = self.connection
         if not db.in_transaction:
-            raise Unavailable(
-                f"the ledger {self.path}: SQLite has rolled the transaction back",
-                hint="The disk is full, or a handler uses OR ROLLBACK: use OR ABORT, the default.",
-            )
+            raise self._ended()
         return db
+
+    def _ended(self) -> Refused | Unavailable:
+        """SQLite ended the transaction inside a handler's statement: for want of space, or because it said so."""
+        text = f"the ledger {self.path}: SQLite has rolled the transaction back"
+        if getattr(sys.exc_info()[1], "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
+            return Unavailable(text, hint="Free disk space.")
+        return Refused(text, hint="A handler uses OR ROLLBACK, or goes on after the disk was full: let it raise.")
 
     def claim(self, keys: Sequence[bytes], look: Sequence[bytes] = ()) -> dict[bytes, Place]:
         """The write lock of `begin` is the claim."""
@@ -231,8 +241,6 @@ class SqliteStore:
             )
             rows = [(one.sending.id, self._agent, one.due_ms, _encode(one.sending)) for one in delayed]
             db.executemany("INSERT OR IGNORE INTO ledger_delayed VALUES (?, ?, ?, ?)", rows)
-            if db.execute("SELECT EXISTS (SELECT 1 FROM ledger_attempts)").fetchone()[0]:
-                self.forget_attempts(rules.settled_keys(self._agent, content.entries))
             self.keys.add(after.number, keys)
             return Appended(after.number, announcement)
 

@@ -44,8 +44,7 @@ DELETE FROM {s}.ledger_inbox WHERE key = ANY(%s) AND group_id = %s;
 
 -- name: lock_chain
 -- Held to the end of the transaction: numbers follow the order of commits.
-SELECT number, hash, state, confirmed, confirmed_streams, EXISTS (SELECT FROM {s}.ledger_attempts)
-FROM {s}.ledger_chains WHERE chain = %s FOR UPDATE;
+SELECT number, hash, state, confirmed, confirmed_streams FROM {s}.ledger_chains WHERE chain = %s FOR UPDATE;
 
 -- name: append
 WITH grown AS (
@@ -106,7 +105,9 @@ SELECT result FROM {s}.ledger_calls WHERE key = %s AND name = %s;
 INSERT INTO {s}.ledger_calls (key, name, result) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING;
 
 -- name: due
-SELECT due_ms, sending FROM {s}.ledger_delayed WHERE agent = %s AND due_ms <= %s ORDER BY due_ms LIMIT %s;
+-- What another process is just taking is its own.
+SELECT due_ms, sending FROM {s}.ledger_delayed WHERE agent = %s AND due_ms <= %s ORDER BY due_ms LIMIT %s
+FOR UPDATE SKIP LOCKED;
 
 -- name: next_due
 SELECT min(due_ms) FROM {s}.ledger_delayed WHERE agent = %s;
