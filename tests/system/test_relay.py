@@ -19,6 +19,7 @@ from oncewire.jetstream import Client, Outgoing
 from oncewire.outbox import RelayOptions, relaying
 from oncewire.outbox.inspect import retry, status, void
 from oncewire.outbox.rules import Key, key_in
+from tests.support.fakes import Proxy
 from tests.support.nats import NatsServer
 from tests.support.outbox import (
     ENQUEUE,
@@ -102,7 +103,8 @@ async def test_each_message_is_an_envelope_and_carries_the_relays_headers(place:
     stored = await place.client.get_last(STREAM, f"chat.events.{one}")
     envelope = decode_realtime(stored.payload)
     ((epoch, dedupe_id),) = await place.rows(
-        "SELECT epoch, replace(dedupe_id::text, '-', '') FROM conversations c JOIN message_outbox o ON o.conversation_id = c.id"
+        """SELECT epoch, replace(dedupe_id::text, '-', '')
+            FROM conversations c JOIN message_outbox o ON o.conversation_id = c.id"""
     )
     assert key_in(stored.headers) == Key(epoch, 1, dedupe_id)
     assert stored.headers["Oncewire-Tenant"] == "acme"
@@ -378,16 +380,27 @@ async def test_a_large_backlog_of_large_messages_is_read_in_parts(place: Place) 
 # ---- writers and relays together
 
 
-async def test_a_slow_relay_does_not_make_a_writer_wait(place: Place) -> None:
-    """A claim locks rows of the relay's own, never a conversation."""
+async def test_a_slow_relay_does_not_make_a_writer_wait(place: Place, server: NatsServer) -> None:
+    """A claim is held for as long as NATS takes, and locks rows of the relay's own, never a conversation."""
     one = uuid.uuid4()
-    await place.enqueue(one, "a")
-    holding = await asyncpg.connect(place.url)
-    async with holding.transaction():
-        await holding.fetch("SELECT * FROM conversation_relay FOR UPDATE")
-        await place.connection.execute("SET lock_timeout = '1s'")
+    async with Proxy(server.port) as proxy, oncewire.connect(proxy.url) as slow, relaying(slow, place.url):
+        await until_async(lambda: _is_idle(place), "an idle relay")
+        proxy.hold()
+        await place.enqueue(one, "a")
+        await until_async(lambda: _is_claimed(place), "a claim that waits for NATS")
+        await place.connection.execute("SET lock_timeout = '2s'")
         await place.enqueue(one, "b")
-    await holding.close()
+        assert await _is_claimed(place)
+        proxy.release()
+        await drained(place.url)
+    assert await place.contents(one) == [(1, "a"), (2, "b")]
+
+
+async def _is_claimed(place: Place) -> bool:
+    """Whether a relay holds a claim: another does not get its row."""
+    async with place.connection.transaction():
+        free = await place.rows("SELECT 1 FROM conversation_relay FOR UPDATE SKIP LOCKED")
+    return not free and bool(await place.rows("SELECT 1 FROM conversation_relay"))
 
 
 async def test_a_relay_takes_no_conversation_that_another_has(place: Place) -> None:
