@@ -25,6 +25,10 @@ NOUNS = {
     "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
     "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),
+    "migrate": ("oncewire.cli.migrate:migrate", "Make the tables in PostgreSQL, or print their SQL."),
+    "outbox": ("oncewire.cli.outbox:outbox", "What waits to be published: status, retry, void, purge."),
+    "publish": ("oncewire.cli.publish:publish", "Publish one message to a stream, confirmed."),
+    "relay": ("oncewire.cli.relay:relay", "Publish what PostgreSQL committed, in order."),
     "topology": ("oncewire.cli.topology:topology", "Streams and consumers as declared: lint, plan, apply, check."),
     "up": ("oncewire.cli.up:up", "Start a NATS JetStream and a PostgreSQL here, and serve."),
 }
