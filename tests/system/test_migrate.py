@@ -107,3 +107,10 @@ async def test_the_command_without_a_database_says_what_to_set(tmp_path: Any, mo
 async def test_a_database_that_is_not_there_is_unavailable() -> None:
     told = await run("--json", url="postgresql://oncewire@127.0.0.1:1/none")
     assert (told.exit_code, json.loads(told.stderr)["error"]["code"]) == (3, "not_connected")
+
+
+async def test_before_a_migration_enqueue_says_to_migrate(url: str) -> None:
+    with pytest.raises(Refused) as caught:
+        async with connected(url) as connection, connection.transaction():
+            await enqueue_async(connection, uuid.uuid4(), role="user", content="x")
+    assert "oncewire migrate" in caught.value.hint

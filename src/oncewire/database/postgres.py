@@ -46,6 +46,8 @@ _BY_STATE: dict[str, type[OncewireError]] = {
     "58": Corrupt,
     "XX": Corrupt,
 }
+_NOT_THERE = ("42P01", "42883", "3F000")
+MIGRATE = "Are the tables and functions there, and on the search path? Run `oncewire migrate`."
 
 
 def class_of(state: str) -> type[OncewireError]:
@@ -59,7 +61,7 @@ def translate(error: Exception) -> OncewireError:
     if isinstance(state, str) and state:
         hint = getattr(error, "hint", None) or getattr(getattr(error, "diag", None), "message_hint", None) or ""
         message = getattr(getattr(error, "diag", None), "message_primary", None) or str(error)
-        return class_of(state)(f"PostgreSQL: {message}", hint=hint)
+        return class_of(state)(f"PostgreSQL: {message}", hint=hint if state not in _NOT_THERE else MIGRATE)
     if isinstance(error, TimeoutError):
         return TimedOut("PostgreSQL did not answer in time")
     return NotConnected(f"PostgreSQL: {error}", hint="Is it running? Check postgres.url, or start `oncewire up`.")
