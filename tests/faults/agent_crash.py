@@ -1,0 +1,61 @@
+"""Deaths in a row on one ledger, each looked at before anybody takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.resources import files
+
+import asyncpg
+from tests.faults import agent_points as points
+from tests.support.agents import World
+from tests.support.postgres import shared_postgres
+
+STORES = ("sqlite", "postgresql")
+BURST = 20
+BURST_ATOMIC = 64
+"""So many inputs at once go out as atomic batches."""
+
+
+async def store_url(store: str) -> str:
+    """A database of its own on the shared PostgreSQL; '' lets the world make a SQLite file."""
+    if store == "sqlite":
+        return ""
+    return await with_ledger(await shared_postgres().new_database())
+
+
+async def with_ledger(url: str) -> str:
+    """The database, with the ledger's tables."""
+    connection = await asyncpg.connect(url)
+    try:
+        if await connection.fetchval("SELECT to_regclass('ledger_chains')") is None:
+            await connection.execute(files("oncewire.ledger").joinpath("sql", "001_ledger.sql").read_text())
+    finally:
+        await connection.close()
+    return url
+
+
+async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
+    """At each death its order of steps is checked; a point that is never reached fails. Then all is finished, and
+    counted."""
+    for point, nth in deaths:
+        burst = BURST
+        if point in points.SWEEP:
+            await world.die(points.SWEEP_PRELUDE, burst=burst)
+        elif point in points.BURIAL:
+            await exhaust(world)
+        elif point in points.ATOMIC:  # only an agent that stopped cleanly takes many at once
+            await world.finish()
+            await world.send(kinds=["sync"] * BURST_ATOMIC)
+            burst = 0
+        await world.die(point, nth, burst=burst)
+        assert [] == await world.autopsy(), f"after a death at {point}, visit {nth}"
+    await world.finish()
+    assert [] == await world.count()
+
+
+async def exhaust(world: World) -> None:
+    """An input that kills every process that takes it, until nobody may take it any more."""
+    await world.send(kinds=["poison"])
+    for _ in range(world.options["max_deliver"]):
+        worker = world.start()
+        assert await worker.ended() == -9, worker.tail()

@@ -1,0 +1,184 @@
+"""An agent in a process of its own: it writes rows, calls outside, returns effects, and dies where it is told to.
+
+    python -m tests.faults.agent_worker '<Plan as JSON>'
+
+What each input does follows from its number (`kind_of`), so that whoever counts knows what must be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tests.faults import agent_mutations
+from tests.faults.agent_points import Death, Points, put_seams
+from tests.faults.agent_power import note_unsynced
+
+import oncewire
+from oncewire.agent import Agent, Effect, Retry, Terminate
+from oncewire.agent.run import Runner
+from oncewire.errors import Unavailable
+from oncewire.ledger.stores import open_store
+from oncewire.settings import Settings
+
+WORKSPACE = "faults"
+KINDS = ("sync", "sync", "sync", "sync", "sync", "wait", "wait", "late", "bad", "again")
+CATASTROPHE = re.compile(r"(a|aa)+$")
+
+
+class Plan(msgspec.Struct):
+    """What a worker is told."""
+
+    nats: str
+    store: str
+    agent: str
+    outside_port: int
+    ack_wait_s: float = 1.0
+    max_deliver: int = 5
+    batch: int = 200
+    concurrency: int = 16
+    point: str = ""
+    nth: int = 1
+    mutation: str = ""
+    power_cut_file: str = ""
+    delay_s: float = 0.5
+    wait_s: float = 0.0
+    handler_timeout_s: float = 60.0
+
+
+def kind_of(number: int) -> str:
+    return KINDS[number % len(KINDS)]
+
+
+def subject_of(agent: str, kind: str) -> str:
+    return f"evt.default.{WORKSPACE}.{agent}.in.{kind}"
+
+
+async def call_outside(port: int, key: str) -> int:
+    """The outside service answers every call with one and the same key alike, and counts them."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"{key}\n".encode())
+    line = await reader.readline()
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return int(line)
+
+
+def make_agent(plan: Plan, at: Points) -> Agent:
+    agent = Agent(
+        plan.agent,
+        workspace=WORKSPACE,
+        ack_wait_s=plan.ack_wait_s,
+        max_deliver=plan.max_deliver,
+        batch=plan.batch,
+        concurrency=plan.concurrency,
+        handler_timeout_s=plan.handler_timeout_s,
+    )
+    mark = "%s" if plan.store.startswith("postgres") else "?"
+    insert = f"INSERT INTO business (n, kind) VALUES ({mark}, {mark})"
+    base = f"evt.default.{WORKSPACE}.{plan.agent}"
+
+    def effect(number: int, part: str, to: str = "out", **more: Any) -> Effect:
+        delay_s = more.pop("delay_s", 0.0)
+        return Effect(f"{base}.{to}.made", {"n": number, "part": part, **more}, delay_s=delay_s)
+
+    @agent.on(subject_of(plan.agent, "sync"))
+    def sync(ctx: Any, body: dict[str, Any]) -> list[Effect]:
+        at("handler:before")
+        tx = ctx.tx
+        at("row:before")
+        tx.execute(insert, (body["n"], "sync"))
+        at("row:after")
+        effects = [effect(body["n"], "a"), effect(body["n"], "b", "far")]
+        at("handler:after")
+        return effects
+
+    @agent.on(subject_of(plan.agent, "late"))
+    def late(ctx: Any, body: dict[str, Any]) -> Effect:
+        ctx.tx.execute(insert, (body["n"], "late"))
+        return effect(body["n"], "d", delay_s=plan.delay_s)
+
+    @agent.on(subject_of(plan.agent, "bad"))
+    def bad(ctx: Any, body: dict[str, Any]) -> None:
+        ctx.tx.execute(insert, (body["n"], "bad"))
+        raise Terminate("it is bad")
+
+    async def charge(ctx: Any, body: dict[str, Any], kind: str) -> Effect:
+        result = await ctx.once("call", outside, ctx.key("call"))
+        if kind == "again" and ctx.deliveries == 1:
+            raise Retry(after_s=0.05)
+        async with ctx.tx as tx:
+            tx.execute(insert, (body["n"], kind))
+            at("section:inside")
+        return effect(body["n"], "a", result=result)
+
+    async def outside(key: str) -> int:
+        at("call:before")
+        result = await call_outside(plan.outside_port, key)
+        at("call:made")
+        return result
+
+    @agent.on(subject_of(plan.agent, "wait"))
+    async def wait(ctx: Any, body: dict[str, Any]) -> Effect:
+        return await charge(ctx, body, "wait")
+
+    @agent.on(subject_of(plan.agent, "again"))
+    async def again(ctx: Any, body: dict[str, Any]) -> Effect:
+        return await charge(ctx, body, "again")
+
+    @agent.on(subject_of(plan.agent, "poison"))
+    def poison(ctx: Any, body: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    @agent.on(subject_of(plan.agent, "slow"))
+    async def slow(ctx: Any, body: dict[str, Any]) -> Effect:
+        await asyncio.sleep(plan.wait_s)  # what it stands for is a slow partner, not a wait of the test
+        async with ctx.tx as tx:
+            tx.execute(insert, (body["n"], "slow"))
+        return effect(body["n"], "a")
+
+    @agent.on(subject_of(plan.agent, "regex"))
+    def regex(ctx: Any, body: dict[str, Any]) -> Effect:
+        CATASTROPHE.match("a" * body["size"] + "b")
+        ctx.tx.execute(insert, (body["n"], "regex"))
+        return effect(body["n"], "a")
+
+    return agent
+
+
+async def run(plan: Plan, at: Points) -> None:
+    store = open_store(plan.store)
+    agent_mutations.apply(plan.mutation, type(store), at)
+    put_seams(type(store), at)
+    agent = make_agent(plan, at)
+    async with oncewire.connect(plan.nats) as client, Runner(agent, client, store, Settings(), at=at) as runner:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runner.ask_to_stop)
+        print("running", flush=True)
+        await runner.wait()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    plan = msgspec.json.decode(sys.argv[1], type=Plan)
+    before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
+    at = Points(Death(plan.point, plan.nth), before)
+    try:
+        asyncio.run(run(plan, at))
+    except Unavailable as problem:  # whoever runs it starts it again
+        print(problem, file=sys.stderr)
+        sys.exit(75)
+    finally:
+        print(msgspec.json.encode(dict(at.hits)).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
