@@ -313,11 +313,12 @@ class Commits:
     async def finish(self, pull: Settling, settled: Settled) -> None:
         """After the commit: publish, then ack. What cannot be published now stays open and is swept."""
         _nak(pull, settled)
-        if settled.block and not await self.publish(settled):
-            return
-        self.at("published")
-        _ack(pull, settled)
-        self.at("acked")
+        if settled.block:
+            if not await self.publish(settled):
+                return
+            self.at("published")
+            _ack(pull, settled)
+            self.at("acked")
         self.resumes += [(block, pull, message) for block, message in settled.resumes]
         self.settle_resumes()
 

@@ -29,7 +29,7 @@ from oncewire.errors import NotConnected, Unavailable
 from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
 
-FETCH_S = 0.5
+FETCH_S = 0.2
 LATE_S = 0.1
 """After asking for nothing more, so long a message may still be on its way."""
 ASYNC = "async"
@@ -268,7 +268,7 @@ class Intake:
         errors = {one.key: one.error for one in store.attempts()}
         store.begin()
         try:
-            found = store.claim([key for item in items for key in (item.at_key, item.key) if key])
+            found = store.claim([], look=[key for item in items for key in (item.at_key, item.key) if key])
         finally:
             store.rollback()
         return errors, {item.at_key for item in items if item.at_key in found or item.key in found}

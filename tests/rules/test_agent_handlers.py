@@ -1,0 +1,154 @@
+"""Handlers as users write them: which subject, which payload, what is refused at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import msgspec
+import pydantic
+import pytest
+
+from oncewire.agent import Agent, Context
+from oncewire.agent.handlers import decoder_of, find_handler, make_handler
+from oncewire.errors import ContractViolation, Refused, TimedOut
+
+
+@dataclass
+class Line:
+    sku: str
+    count: int = 1
+
+
+@dataclass
+class AsDataclass:
+    id: str
+    lines: list[Line]
+
+
+class AsStruct(msgspec.Struct):
+    id: str
+    lines: list[Line]
+
+
+class AsModel(pydantic.BaseModel):
+    id: str
+    lines: list[Line]
+
+
+class AsTyped(TypedDict):
+    id: str
+    lines: list[dict[str, Any]]
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel])
+def test_a_payload_is_decoded_by_the_hint(kind: type) -> None:
+    order = decoder_of(kind)({"id": "o1", "lines": [{"sku": "a"}]})
+    assert isinstance(order, kind)
+    assert (order.id, order.lines[0].count) == ("o1", 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [dict, dict[str, Any], Any, AsTyped])
+def test_a_dict_stays_a_dict(kind: Any) -> None:
+    assert decoder_of(kind)({"id": "o1", "lines": []}) == {"id": "o1", "lines": []}
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel])
+@pytest.mark.parametrize(
+    ("payload", "field"),
+    [({"lines": []}, "id"), ({"id": "o1", "lines": [{"sku": "a", "count": "many"}]}, "count"), ({"id": 1}, "id")],
+)
+def test_a_payload_that_does_not_fit_names_the_field(kind: type, payload: dict[str, Any], field: str) -> None:
+    with pytest.raises(ContractViolation) as caught:
+        decoder_of(kind)(payload)
+    assert field in str(caught.value)
+
+
+def test_a_name_is_the_agents_own_command_and_a_subject_stays() -> None:
+    agent = Agent("biller", tenant="acme", workspace="shop")
+
+    @agent.on("charge")
+    def charge(ctx: Context, payload: dict[str, Any]) -> None: ...
+
+    @agent.on("evt.acme.shop.orders.>")
+    def seen(ctx: Context, payload: dict[str, Any]) -> None: ...
+
+    @agent.every(60)
+    def sweep(ctx: Context) -> None: ...
+
+    assert [one.pattern for one in agent.handlers] == [
+        "cmd.acme.shop.biller.charge",
+        "evt.acme.shop.orders.>",
+        "cmd.acme.shop.biller.tick.sweep",
+    ]
+
+
+def test_the_most_particular_handler_wins() -> None:
+    agent = Agent("a")
+
+    def handler(ctx: Context, payload: dict[str, Any]) -> None: ...
+
+    patterns = ["evt.default.default.>", "evt.default.default.orders.*", "evt.default.default.orders.placed"]
+    for pattern in patterns:
+        agent.on(pattern)(handler)
+    found = [find_handler(agent.handlers, f"evt.default.default.{name}") for name in ("x", "orders.y", "orders.placed")]
+    assert [one.pattern for one in found if one] == patterns
+    assert find_handler(agent.handlers, "cmd.default.default.a.x") is None
+
+
+def test_what_could_never_work_is_refused_when_it_is_written() -> None:
+    agent = Agent("a")
+    with pytest.raises(Refused, match="takes 0 parameters"):
+        agent.on("x")(lambda: None)
+    agent.on("y")(lambda ctx, payload: None)
+    with pytest.raises(Refused, match="has two handlers"):
+        agent.on("y")(lambda ctx, payload: None)
+    with pytest.raises(Refused, match="at least 1 second"):
+        agent.every(0.1)
+    with pytest.raises(Refused, match="positive"):
+        agent.on("z", rate_per_s=-1)(lambda ctx, payload: None)
+
+
+@pytest.mark.parametrize("wrong", [{"batch": 0}, {"concurrency": 0}, {"max_deliver": 0}, {"ack_wait_s": 0.5}])
+def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        Agent("a", **wrong)
+
+
+def test_a_hint_that_cannot_be_read_is_refused() -> None:
+    def handler(ctx: Context, payload: NotThere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(Refused, match="NotThere"):
+        make_handler(handler, "cmd.a.b.c.d")
+
+
+def test_a_sync_handler_that_took_too_long_is_refused_afterwards() -> None:
+    def handler(ctx: Context, payload: dict[str, Any]) -> int:
+        return sum(range(1_000))
+
+    with pytest.raises(TimedOut, match="took longer"):
+        make_handler(handler, "cmd.a.b.c.d", timeout_s=1e-9).run(None, {})
+    assert make_handler(handler, "cmd.a.b.c.d", timeout_s=60).run(None, {}) == 499_500
+
+
+def test_an_ordered_agent_takes_one_at_a_time() -> None:
+    agent = Agent("a", ordered=True, batch=100, concurrency=100)
+    assert (agent.batch, agent.concurrency) == (1, 1)
+
+
+class Receives:
+    def receive(self, envelope: Any) -> None: ...
+
+
+class Waits:
+    async def receive(self, envelope: Any) -> None: ...
+
+
+def test_an_adapter_has_its_commands_and_its_tick() -> None:
+    agent = Agent.from_adapter("counter", Receives(), tick_s=60, tenant="acme")
+    patterns = [one.pattern for one in agent.handlers]
+    assert patterns == ["cmd.acme.default.counter.>", "cmd.acme.default.counter.tick.tick"]
+    with pytest.raises(Refused, match="no receive"):
+        Agent.from_adapter("counter", object())  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="are `def`"):
+        Agent.from_adapter("counter", Waits())  # type: ignore[arg-type]
