@@ -226,10 +226,10 @@ def test_the_pause_grows_with_the_work_between_two_bounds() -> None:
 
 
 def test_a_relay_is_idle_after_a_quiet_while_and_awake_with_the_first_row() -> None:
-    pace = Pace().after(0, now=1_000).after(0, now=1_100)
+    pace = Pace().after(False, now=1_000).after(False, now=1_100)
     assert not pace.is_idle(1_199)
     assert pace.is_idle(1_200)
-    assert not pace.after(1, now=1_300).is_idle(9_999)
+    assert not pace.after(True, now=1_300).is_idle(9_999)
 
 
 def test_the_wait_for_a_server_doubles_up_to_a_limit() -> None:

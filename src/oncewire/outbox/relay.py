@@ -146,37 +146,38 @@ class Relay:
 
     async def _drain(self, source: Source, connection: Any) -> None:
         """Pass after pass until it is stopped or something goes wrong."""
-        pace = Pace()
+        pace, is_woken = Pace(), False
         while not self._stopping.is_set():
             began = _now_ms()
-            is_idle = pace.is_idle(began)
+            is_idle = pace.is_idle(began) and not is_woken
             if is_idle and self._all_idle_but(source):
                 await self._wake.advertise(connection)
             taken = await source.relay_once(connection)
             now = _now_ms()
             self.published += taken.rows
             self._problems.pop(source.name, None)
-            pace = pace.after(taken.rows, now)
-            self._is_idle[source.name] = is_idle and not taken.rows
-            if taken.rows:
+            is_busy = taken.rows > 0 or is_woken  # woken for nothing: another relay is quicker, and writers are busy
+            pace = pace.after(is_busy, now)
+            self._is_idle[source.name] = is_idle and not is_busy
+            if is_busy:
                 await self._wake.work_has_come(connection)
             if taken.has_more and isinstance(source, Conversations):
                 self._call_for_help()
-            await self._rest(source, taken, now - began)
+            is_woken = await self._rest(source, taken, now - began)
 
     def _all_idle_but(self, source: Source) -> bool:
         """Whether a wake-up is welcome: while one outbox is busy, its writers would pay for the other's sleep."""
         return all(idle for name, idle in self._is_idle.items() if name != source.name)
 
-    async def _rest(self, source: Source, taken: Taken, took_ms: float) -> None:
+    async def _rest(self, source: Source, taken: Taken, took_ms: float) -> bool:
+        """Wait before the next pass; returns whether a writer cut the wait short."""
         if taken.has_more:
-            return
+            return False
         if not self._is_idle[source.name]:
             await self._wait(min(pause_ms(took_ms), self._options.poll_ms))
-        elif all(self._is_idle.values()):
-            await self._sleep(self._options.poll_ms)
-        else:
-            await self._sleep(min(PAUSE_MS_MAX, self._options.poll_ms))
+            return False
+        longest = self._options.poll_ms if all(self._is_idle.values()) else PAUSE_MS_MAX
+        return await self._sleep(min(longest, self._options.poll_ms))
 
     def _call_for_help(self) -> None:
         """A backlog: a second pair of hands claims while the first one publishes. It goes when the backlog is gone."""
@@ -198,12 +199,13 @@ class Relay:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._stopping.wait()
 
-    async def _sleep(self, wait_ms: float) -> None:
-        """Wait, and be woken by a writer or by `stop`."""
+    async def _sleep(self, wait_ms: float) -> bool:
+        """Wait, and be woken by a writer or by `stop`; returns whether a writer did it."""
         woken = asyncio.create_task(self._wake.sleep(wait_ms))
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((woken, stopped), return_when=asyncio.FIRST_COMPLETED)
+            return woken.done() and woken.result()
         finally:
             woken.cancel()
             stopped.cancel()

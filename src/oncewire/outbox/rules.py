@@ -234,8 +234,8 @@ class Pace(Struct, frozen=True):
 
     quiet_since: float | None = None
 
-    def after(self, rows: int, now: float) -> Pace:
-        if rows:
+    def after(self, is_busy: bool, now: float) -> Pace:
+        if is_busy:
             return Pace()
         return self if self.quiet_since is not None else Pace(now)
 

@@ -114,14 +114,14 @@ class Wake:
             async with transaction(connection, SQL["begin_claim"], self._schema):
                 await connection.execute(SQL["work_has_come"])
 
-    async def sleep(self, wait_ms: float) -> None:
-        """For so long, or until woken."""
+    async def sleep(self, wait_ms: float) -> bool:
+        """For so long, or until woken; returns whether it was woken."""
         sleeper = asyncio.Event()
         self._sleepers.add(sleeper)
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                await sleeper.wait()
+                return await sleeper.wait()
         except TimeoutError:
-            pass
+            return False
         finally:
             self._sleepers.discard(sleeper)
