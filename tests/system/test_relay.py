@@ -368,6 +368,22 @@ async def test_no_attempt_is_counted_while_there_is_no_stream(place: Place) -> N
     assert await place.contents(one) == [(1, "a")]
 
 
+async def test_a_bug_in_one_pass_is_told_and_does_not_end_the_relay(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = ["once"]
+
+    def stumble(step: str) -> None:
+        if step == "published" and left:
+            raise ZeroDivisionError(left.pop())
+
+    one = uuid.uuid4()
+    await place.enqueue(one, "a")
+    await place.relayed(on_step=stumble)
+    assert await place.contents(one) == [(1, "a")]
+    assert "ZeroDivisionError" in caplog.text
+
+
 async def test_a_large_backlog_of_large_messages_is_read_in_parts(place: Place) -> None:
     ids = [uuid.uuid4() for _ in range(60)]
     async with place.connection.transaction():

@@ -127,7 +127,7 @@ class Relay:
                 await self._client.connection.ready(time.monotonic() + READY_S_MAX)
                 async with self._connected() as connection:
                     await self._drain(source, connection)
-            except OncewireError as error:
+            except Exception as error:
                 failures = failures + 1 if source.name in self._problems else 1
                 self._tell(source.name, error)
                 await self._wait(retry_ms(failures))
@@ -211,12 +211,16 @@ class Relay:
             stopped.cancel()
             await asyncio.gather(woken, stopped, return_exceptions=True)
 
-    def _tell(self, name: str, error: OncewireError) -> None:
-        """Once per problem, not once per attempt."""
-        if self._problems.get(name) != error.message:
-            self._problems[name] = error.message
-            level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR
-            log.log(level, "the relay of %s waits: %s %s", name, error.message, error.hint)
+    def _tell(self, name: str, error: Exception) -> None:
+        """Once per problem, not once per attempt. A bug of ours is told with its traceback, and does not end a relay:
+        the other outbox, and every conversation that does not meet it, can go on."""
+        told = f"{error.message} {error.hint}".strip() if isinstance(error, OncewireError) else repr(error)
+        if self._problems.get(name) == told:
+            return
+        self._problems[name] = told
+        level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR
+        bug = None if isinstance(error, OncewireError) else error
+        log.log(level, "the relay of %s waits: %s", name, told, exc_info=bug)
 
     async def _purge_now_and_then(self) -> None:
         while True:
