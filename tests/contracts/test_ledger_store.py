@@ -220,6 +220,8 @@ def test_a_rollback_leaves_nothing(kit: LedgerKit, store: Store, other: Store) -
     assert (before, [], None, []) == (store.head(), kit.rows(), store.block(2), store.due(10, 10))
     assert store.confirmed().block == 0
     assert found_by(store, [1, 2]) == found_by(other, [1, 2]) == {1: (1, 0)}
+    settle(store, [3])
+    assert found_by(store, [1, 2, 3]) == {1: (1, 0), 3: (2, 0)}
 
 
 def test_a_number_is_given_again_after_a_rollback(store: Store) -> None:
@@ -265,7 +267,9 @@ def test_a_failed_statement_is_undone_with_its_savepoint(kit: LedgerKit, store: 
     assert kit.rows() == [1]
 
 
-@pytest.mark.parametrize("end", ["commit()", "rollback()", "COMMIT", "ROLLBACK", "  commit -- ledger", "END", "with"])
+@pytest.mark.parametrize(
+    "end", ["commit()", "rollback()", "COMMIT", "ROLLBACK", "  commit", "COMMIT -- ledger", "END", "with"]
+)
 def test_a_handler_cannot_end_the_transaction(kit: LedgerKit, store: Store, end: str) -> None:
     """It is refused there and then; the other inputs of the group go on."""
     store.begin()

@@ -102,6 +102,11 @@ class PostgresStore:
         return {"ledger": self.ledger_id, "store": f"postgresql:{cluster}:{database}:{self._session.schema}"}
 
     @property
+    def schema(self) -> str:
+        """Where the ledger's tables stand, quoted."""
+        return self._session.schema
+
+    @property
     def connection(self) -> psycopg.Connection[Any]:
         return self._session.connection
 
@@ -321,6 +326,11 @@ class PostgresStore:
             return {row[0] for row in cursor.execute(self._session.sql["drop_due"], (list(ids),))}
 
     # ---- reading
+
+    def waiting(self) -> list[Delayed]:
+        with self._own() as cursor:
+            rows = cursor.execute(self._session.sql["waiting"], (self._agent,)).fetchall()
+        return [Delayed(due_ms, _decode_sending(sending)) for due_ms, sending in rows]
 
     def head(self) -> Head:
         with self._own() as cursor:

@@ -29,6 +29,7 @@ from oncewire.ledger.sqlite_keys import SqliteKeys
 from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, read_block
 
 FORMAT: Final = "1"
+FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 30_000
 CHECKPOINT_PAGES: Final = 8_000
@@ -112,7 +113,7 @@ class SqliteStore:
             raise Refused(f"the ledger {self.path} cannot have a WAL", hint="Put it on a local disk.")
         db.execute("PRAGMA synchronous = FULL")
         db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        db.set_authorizer(self._authorize)
+        db.set_authorizer(self.authorize)
 
     def _prepare(self, agent: str) -> None:
         """Tables, the ledger's id, and the chain of this agent."""
@@ -161,7 +162,8 @@ class SqliteStore:
             raise Unavailable("the ledger is closed")
         return self._keys
 
-    def _authorize(self, action: int, *_: object) -> int:
+    def authorize(self, action: int, *_: object) -> int:
+        """What SQLite asks before it prepares a statement."""
         if self._is_ours or action not in _REFUSED_IN_HANDLERS:
             return sqlite3.SQLITE_OK
         return sqlite3.SQLITE_DENY
@@ -360,6 +362,9 @@ class SqliteStore:
             return {row[0] for one in ids for row in db.execute(query, (one,)).fetchall()}
 
     # ---- reading
+
+    def waiting(self) -> list[Delayed]:
+        return self.due(FAR_MS, -1)
 
     def head(self) -> Head:
         return self._head("number, hash, state")

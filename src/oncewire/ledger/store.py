@@ -140,6 +140,9 @@ class Store(Protocol):
         """Remove delayed effects; returns those that were still there: the others are somebody else's."""
 
     # ---- reading
+    def waiting(self) -> list[Delayed]:
+        """All delayed effects, for those who only look."""
+
     def head(self) -> Head: ...
     def base(self) -> Head:
         """Where the kept part of the chain begins: all blocks up to it were forgotten."""

@@ -109,6 +109,9 @@ INSERT INTO {s}.ledger_calls (key, name, result) VALUES (%s, %s, %s) ON CONFLICT
 SELECT due_ms, sending FROM {s}.ledger_delayed WHERE agent = %s AND due_ms <= %s ORDER BY due_ms LIMIT %s
 FOR UPDATE SKIP LOCKED;
 
+-- name: waiting
+SELECT due_ms, sending FROM {s}.ledger_delayed WHERE agent = %s ORDER BY due_ms;
+
 -- name: next_due
 SELECT min(due_ms) FROM {s}.ledger_delayed WHERE agent = %s;
 
