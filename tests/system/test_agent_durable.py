@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shutil
 import sqlite3
@@ -392,6 +393,36 @@ async def test_async_handlers_wait_side_by_side_longer_than_ack_wait(shared_serv
     assert deliveries == [1] * 18
 
 
+async def test_a_handler_that_holds_the_interpreter_past_ack_wait_keeps_its_input(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    """No thread of the process can say anything meanwhile: another process does."""
+    agent = new_agent()
+    deliveries: list[int] = []
+
+    @agent.on("go")
+    def go(ctx: Context, payload: dict[str, Any]) -> None:
+        deliveries.append(ctx.deliveries)
+        ctypes.PyDLL(None).usleep(2_500_000)  # a PyDLL call does not let go of the interpreter
+
+    async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
+        await send(client, command(agent, "go"), {})
+        await counted(runner, done=1)
+        info = await until_async(lambda: _info_when_settled(client, agent))
+        assert info["num_redelivered"] == 0
+        assert runner._keepalive is not None
+        assert runner._keepalive._process is not None
+        runner._keepalive._process.kill()
+        gone = runner._keepalive._process
+        await until(lambda: runner._keepalive._process is not gone, "a killed keep-alive to be replaced")
+    assert deliveries == [1]
+
+
+async def _info_when_settled(client: Any, agent: Agent) -> dict[str, Any] | None:
+    info = await consumer_info(client, COMMANDS, f"{agent.name}_consumer")
+    return None if info["num_ack_pending"] else info
+
+
 async def test_a_slow_handler_neither_holds_the_ledger_for_a_batch_nor_hoards(
     shared_server: NatsServer, tmp_path: Path
 ) -> None:
@@ -547,7 +578,7 @@ async def test_an_adapters_state_is_a_fold_over_the_ledger(shared_server: NatsSe
         for add in range(1, 11):
             await send(client, f"cmd.default.default.{name}.add", {"add": add})
         for _ in range(2):
-            agent = Agent.from_adapter(name, Counter, ack_wait_s=1.0)
+            agent = Agent.from_adapter(name, Counter, ack_wait_s=1.0, tick_s=3600)
             async with run(agent, client, sqlite_in(tmp_path)) as runner:
                 await send(client, f"cmd.default.default.{name}.add", {"add": 0})
                 await until_async(lambda: _is_settled(client, agent))  # noqa: B023

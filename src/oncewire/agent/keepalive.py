@@ -5,6 +5,9 @@ send anything: the server would deliver its inputs to somebody else. So this pro
 extends every input that it was told of, each third of ack_wait, until it is told that the input is settled or the
 handler's time is up. It ends when its parent does: its input closes.
 
+With a TLS context of the user's own, which no other process can have, the loop of this process does it instead, and a
+handler that holds the interpreter silences it.
+
 Lines on stdin: first the settings as JSON (never on the command line: they hold credentials), then
 `w <token> <seconds> <reply> <reply> …` and `d <token>`.
 """
@@ -41,14 +44,28 @@ class Settings(msgspec.Struct):
 class KeepAlive:
     """The parent's side."""
 
-    def __init__(self, options: Options, interval_s: float, limit_s: float) -> None:
-        self._options = options
+    def __init__(self, client: Client, interval_s: float, limit_s: float) -> None:
+        self._client = client
+        self._options = client.connection.options
         self._interval_s = interval_s
         self._limit_s = limit_s
         self._process: asyncio.subprocess.Process | None = None
+        self._extending: asyncio.Task[None] | None = None
+        self._held: dict[bytes, _Held] = {}
         self._token = 0
 
     async def start(self) -> None:
+        if self._options.tls is not None:
+            self._extending = asyncio.get_running_loop().create_task(_extend(self._client, self._held, is_open=True))
+        else:
+            await self._start_process()
+
+    async def check(self) -> None:
+        """Start it again if something killed it: inputs that it watched may come back, which is harmless."""
+        if self._process is not None and self._process.returncode is not None:
+            await self._start_process()
+
+    async def _start_process(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "oncewire.agent.keepalive", stdin=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -59,18 +76,29 @@ class KeepAlive:
     def watch(self, replies: list[bytes]) -> int:
         """From now on these inputs are extended, until `release`."""
         self._token += 1
-        head = b"w %d %.3f %.3f " % (self._token, self._interval_s, self._limit_s)
-        self._write(head + b" ".join(replies) + b"\n")
+        if self._extending is not None:
+            now = time.monotonic()
+            held = _Held(replies, now + self._interval_s, self._interval_s, now + self._limit_s)
+            self._held[b"%d" % self._token] = held
+        else:
+            head = b"w %d %.3f %.3f " % (self._token, self._interval_s, self._limit_s)
+            self._write(head + b" ".join(replies) + b"\n")
         return self._token
 
     def release(self, token: int) -> None:
-        self._write(b"d %d\n" % token)
+        if self._extending is not None:
+            self._held.pop(b"%d" % token, None)
+        else:
+            self._write(b"d %d\n" % token)
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(line)
 
     async def stop(self) -> None:
+        if self._extending is not None:
+            self._extending.cancel()
+            await asyncio.gather(self._extending, return_exceptions=True)
         process, self._process = self._process, None
         if process is None:
             return
@@ -121,8 +149,7 @@ async def _serve(reader: asyncio.StreamReader) -> None:
         await client.close()
 
 
-async def _extend(client: Client, held: dict[bytes, _Held]) -> None:
-    is_open = False
+async def _extend(client: Client, held: dict[bytes, _Held], *, is_open: bool = False) -> None:
     while True:
         await asyncio.sleep(0.1)
         now = time.monotonic()

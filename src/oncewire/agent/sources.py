@@ -75,7 +75,12 @@ async def patterns_by_stream(client: Client, agent: Agent) -> dict[str, list[str
                 f"{what} {handler.pattern}", hint="Run `oncewire topology apply`, or mend the handler's subject."
             )
         found.setdefault(names[0], []).append(handler.pattern)
-    return found
+    return {stream: without_covered(patterns) for stream, patterns in found.items()}
+
+
+def without_covered(patterns: list[str]) -> list[str]:
+    """The filters of a consumer may not overlap: a pattern that another one covers brings nothing more."""
+    return [one for one in patterns if not any(other != one and subjects.covers(other, one) for other in patterns)]
 
 
 async def open_source(client: Client, agent: Agent, stream: str, patterns: list[str], consumer: str) -> Opened:

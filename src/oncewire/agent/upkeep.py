@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -52,6 +52,7 @@ class Upkeep:
         reading: Reading,
         opened: dict[str, Opened],
         in_hand: Callable[[], list[Item]],
+        check_keepalive: Callable[[], Awaitable[None]],
     ) -> None:
         self.client = client
         self.agent = agent
@@ -59,6 +60,7 @@ class Upkeep:
         self.reading = reading
         self.opened = opened
         self.in_hand = in_hand
+        self.check_keepalive = check_keepalive
         self._renewed_ms = now_ms()
 
     async def run(self) -> None:
@@ -71,6 +73,7 @@ class Upkeep:
 
     async def _round(self) -> None:
         commits = self.commits
+        await self.check_keepalive()
         await commits.send_due()
         await self.sweep()
         await self._renew()
