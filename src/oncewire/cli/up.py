@@ -6,19 +6,21 @@ This is where parts are wired: `serve` is what runs once the servers do, and the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import click
 
 import oncewire
 from oncewire import doctor as rules
-from oncewire import monitor, settings, topology
+from oncewire import monitor, outbox, settings, topology
 from oncewire.cli import face, facts
 from oncewire.cli.board import Board
+from oncewire.database.migrate import migrate
 from oncewire.embedded.folder import DataFolder, Server
 from oncewire.embedded.nats import Nats
 from oncewire.embedded.postgres import Postgres
@@ -69,8 +71,9 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
     """
     async with Client(options_from(chosen, name="oncewire up")) as client:
         await _declare(client, chosen, board)
-        board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
-        await stack.watch()
+        async with _relaying(client, chosen, board):
+            board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
+            await stack.watch()
 
 
 async def _declare(client: Client, chosen: Settings, board: Board) -> None:
@@ -83,6 +86,21 @@ async def _declare(client: Client, chosen: Settings, board: Board) -> None:
         text += f"; {len(problems)} not as declared, see `oncewire topology plan`"
     warning = {"warning": "drift"} if problems else {}
     board.part("topology", State.READY, text=text, **warning)
+
+
+@contextlib.asynccontextmanager
+async def _relaying(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+    """The outbox: its tables, and a relay that publishes what is committed there."""
+    board.part("relay", State.STARTING)
+    applied = await migrate(chosen.postgres_url)
+    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
+        made = f", {len(applied)} migrations applied" if applied else ""
+        board.part("relay", State.READY, text=f"publishes what PostgreSQL commits to the outbox{made}")
+        try:
+            yield
+        finally:
+            board.part("relay", State.STOPPING)
+    board.part("relay", State.STOPPED)
 
 
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:

@@ -1,10 +1,11 @@
-"""After `oncewire up` every declared stream and consumer is in place."""
+"""After `oncewire up` every declared stream and consumer is in place, and the outbox is relayed."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import asyncpg
 import nats
 
 from tests.support.up import Up, oncewire
@@ -21,6 +22,24 @@ async def test_nothing_is_left_to_plan_after_up(tmp_path: Path) -> None:
         found = {one.config.name for one in await witness.jetstream().streams_info()}
         assert {"BILLING", "MESHFORGE_EVENTS", "sr-events", "CHAT_EVENTS", "DLQ", "KV_OW_LEDGERS"} <= found
         assert 4 == len(await witness.jetstream().consumers_info("BILLING"))
+        await witness.close()
+    finally:
+        up.stop()
+
+
+async def test_what_is_committed_to_the_outbox_reaches_its_stream(tmp_path: Path) -> None:
+    """The tables are made and a relay runs, without a further command."""
+    up = Up(tmp_path / "data").ready()
+    try:
+        witness = await nats.connect(up.url("nats"))
+        heard = await witness.subscribe("chat.events.>")
+        database = await asyncpg.connect(up.url("postgres"))
+        conversation = "7b0e4a52-0f6c-4a57-9a39-3f1f5b2a1c11"
+        await database.fetch("SELECT * FROM enqueue_conversation_message($1, 'user', 'hello')", conversation)
+        await database.close()
+        message = await heard.next_msg(timeout=30)
+        assert f"chat.events.{conversation}" == message.subject
+        assert "hello" == json.loads(message.data)["event"]["content"]
         await witness.close()
     finally:
         up.stop()
