@@ -210,13 +210,15 @@ def test_a_deadlock_is_unavailable_and_the_inputs_can_be_run_again(
 
 def test_two_batches_that_share_inputs_in_other_orders_do_not_wait_for_each_other(kit: PostgresKit) -> None:
     errors: list[BaseException] = []
-    numbers = list(range(200))
+    numbers = sorted(range(3_000), key=key_of)
+    together = threading.Barrier(2, timeout=WAIT_S)
 
     def work(order: list[int]) -> None:
         mine = kit.new()
         try:
-            for _ in range(10):
+            for _ in range(5):
                 mine.begin()
+                together.wait()
                 mine.claim([key_of(number) for number in order])
                 mine.commit()
         except BaseException as error:

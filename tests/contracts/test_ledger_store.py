@@ -268,7 +268,7 @@ def test_a_failed_statement_is_undone_with_its_savepoint(kit: LedgerKit, store: 
 
 
 @pytest.mark.parametrize(
-    "end", ["commit()", "rollback()", "COMMIT", "ROLLBACK", "  commit", "COMMIT -- ledger", "END", "with"]
+    "end", ["commit()", "rollback()", "COMMIT", "ROLLBACK", "  commit", "COMMIT -- x", "END", "with"]
 )
 def test_a_handler_cannot_end_the_transaction(kit: LedgerKit, store: Store, end: str) -> None:
     """It is refused there and then; the other inputs of the group go on."""
@@ -430,6 +430,7 @@ def test_delayed_effects_are_due_in_order(store: Store) -> None:
     assert store.next_due_ms() == 10
     assert [one.sending.id for one in store.due(20, 10)] == ["a", "b"]
     assert [one.sending.id for one in store.due(20, 1)] == ["a"]
+    assert [one.due_ms for one in store.waiting()] == [10, 20, 30]
 
 
 def test_a_delayed_effect_is_taken_by_one_process(store: Store, other: Store) -> None:

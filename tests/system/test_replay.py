@@ -239,16 +239,17 @@ def test_the_hash_is_what_the_entries_add_up_to(kit: LedgerKit) -> None:
     assert (report.stored, 1, 3) == (report.recomputed, report.first, report.last)
 
 
+FIRST = "(SELECT {0} FROM ledger_blocks WHERE number = 1)"
+
+
 @pytest.mark.parametrize(
     ("damage", "what", "block"),
     [
-        ("UPDATE ledger_blocks SET content = (SELECT content FROM ledger_blocks WHERE number = 1) WHERE number = 2",
-         "not what its entries add up to", 2),
-        ("UPDATE ledger_blocks SET announcement = (SELECT announcement FROM ledger_blocks WHERE number = 1)"
-         " WHERE number = 3", "says that it is 1", 3),
+        (f"UPDATE ledger_blocks SET content = {FIRST.format('content')} WHERE number = 2", "entries add up to", 2),
+        (f"UPDATE ledger_blocks SET announcement = {FIRST.format('announcement')} WHERE number = 3", "that it is 1", 3),
         ("UPDATE ledger_chains SET hash = base_hash", "the chain's end", 3),
     ],
-)  # fmt: skip
+)
 def test_a_ledger_that_was_altered_is_found_out(kit: LedgerKit, damage: str, what: str, block: int) -> None:
     settle_all(agent_of(charge), kit.unopened(), numbers(5))
     kit.sql(damage)

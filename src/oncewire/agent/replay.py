@@ -2,8 +2,8 @@
 
 Each input that is done goes through its handler once more, in the order of commits, against the user's tables as they
 were at the beginning: empty. What it returns must be the effects that the ledger holds, byte by byte under the same
-ids; the tables that handlers wrote must hold the same rows at the end; the blocks must chain, and the state hash must be
-what the entries add up to. The first thing that differs is named, with the input where it happened. A handler that
+ids; the tables that handlers wrote must hold the same rows at the end; the blocks must chain, and the state hash must
+be what the entries add up to. The first thing that differs is named, with the input where it happened. A handler that
 raises is tried again as if the input had been delivered again: it may have been so the first time.
 
 Nothing goes out and nothing is changed: effects are compared, not published; `ctx.once` gives the recorded results and
