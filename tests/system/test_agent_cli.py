@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -94,10 +95,26 @@ async def test_run_handles_drains_on_sigterm_and_status_tells(server: NatsServer
         assert [(one["lag"], one["in_flight"]) for one in told["sources"]] == [(0, 0)]
         assert told["ledger"]["incomplete"] == 0
         assert "order o2 costs 0 cents" in told["ledger"]["last_error"]
+        proof = await asyncio.to_thread(invoke, "replay", TARGET, "--store", store, "--json")
+        assert proof.exit_code == 0, proof.output
+        report = json.loads(proof.output)
+        assert (report["is_equal"], report["inputs"], report["tables"]) == (True, 1, ["charges"])
+        summed = await asyncio.to_thread(invoke, "hash", TARGET, "--store", store)
+        assert summed.output.splitlines()[0] == told["ledger"]["state"] == report["hash"]["stored"]
+        await _change_a_row(tmp_path / "biller.db")
+        differs = await asyncio.to_thread(invoke, "replay", TARGET, "--store", store)
+        assert differs.exit_code == 1
+        assert "charges" in differs.output
         await send(client, CHARGE, {"id": "o3", "cents": 1})
         plain = await asyncio.to_thread(invoke, "status", TARGET, "--store", store, "--nats-url", server.url)
         assert plain.exit_code == 1
         assert "1 messages of MESHFORGE_COMMANDS wait, and nobody pulls" in plain.output
+
+
+async def _change_a_row(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE charges SET cents = 1")
+    db.close()
 
 
 async def test_two_processes_with_two_files_are_refused_with_a_sentence(server: NatsServer, tmp_path: Path) -> None:

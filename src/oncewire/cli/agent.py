@@ -16,6 +16,8 @@ import msgspec
 from oncewire.agent import Agent, Runner
 from oncewire.agent import sources as durables
 from oncewire.agent import status as looking
+from oncewire.agent.replay import Difference, Report, recompute_hash
+from oncewire.agent.replay import replay as run_again
 from oncewire.agent.status import Status
 from oncewire.cli import face
 from oncewire.cli.board import Board
@@ -196,6 +198,74 @@ def _print_status(found: Status) -> None:
     click.echo(f"  {'last error':<20} {ledger.last_error or 'none'}")
     for problem in found.problems:
         click.echo(f"{click.style('!', fg='yellow', bold=True)} {problem}")
+
+
+@agent.command("hash")
+@_with_ledger
+def hash_(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
+    """The state hash, stored and added up anew from every entry of the ledger.
+
+    It is the same for any order of arrival, redelivery and number of processes.
+
+    \b
+    Example:
+      oncewire agent hash biller:agent --store sqlite:///biller.db
+    \b
+    Exit code 1 when the ledger does not add up.
+    """
+    del flags
+    report = recompute_hash(*_opened(target, store_url, schema))
+    if as_json:
+        face.print_json(msgspec.to_builtins(report) | {"is_equal": report.is_equal})
+    else:
+        click.echo(report.recomputed)
+        click.echo(f"  {report.agent}, ledger {report.ledger}, blocks {report.first} to {report.last}")
+        _print_difference(report.difference)
+        if not report.is_equal and report.difference is None:
+            click.echo(f"{_sign(is_well=False)} the ledger says {report.stored}")
+    sys.exit(0 if report.is_equal else face.EXIT_NOT_WELL)
+
+
+@agent.command()
+@_with_ledger
+def replay(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
+    """Run everything again that is done, and compare: effects, rows, state, hash. Changes and publishes nothing.
+
+    \b
+    Example:
+      oncewire agent replay biller:agent --store sqlite:///biller.db
+    \b
+    Exit code 1 when something differs; the first input at which it does is named.
+    """
+    del flags
+    report = run_again(*_opened(target, store_url, schema))
+    if as_json:
+        face.print_json(msgspec.to_builtins(report) | {"is_equal": report.is_equal})
+    else:
+        _print_replay(report)
+    sys.exit(0 if report.is_equal else face.EXIT_NOT_WELL)
+
+
+def _print_replay(report: Report) -> None:
+    click.echo(f"{_sign(is_well=report.hash.is_equal)} state hash {report.hash.recomputed}")
+    compared = f"{report.inputs} inputs run again, {report.effects} effects compared"
+    click.echo(f"{_sign(is_well=report.difference is None)} {compared}")
+    click.echo(f"{_sign(is_well=not report.rows)} tables: {', '.join(report.tables) or 'none written'}")
+    _print_difference(report.hash.difference or report.difference)
+    for table in report.rows:
+        click.echo(f"  {table}")
+    if report.state is not None:
+        click.echo(f"  state {report.state}")
+
+
+def _print_difference(found: Difference | None) -> None:
+    if found is not None:
+        where = f"{found.subject} at {found.stream} {found.sequence} ({found.identity})" if found.subject else "ledger"
+        click.echo(f"{_sign(is_well=False)} block {found.block}, {where}: {found.what}")
+
+
+def _sign(*, is_well: bool) -> str:
+    return click.style("✓", fg="green", bold=True) if is_well else click.style("✗", fg="red", bold=True)
 
 
 @agent.command()
