@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +131,38 @@ def test_a_full_disk_in_a_handler_that_swallows_it_keeps_nothing_of_its_group(
     store.rollback()
     free_disk(store)
     assert ([], {}) == (kit.rows(), found_by(store, [1]))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of two megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this machine lets us mount nothing; the limit on pages above stands for it")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_really_full_loses_nothing_and_passes(small_disk: Path) -> None:
+    kit = SqliteKit(small_disk)
+    store = kit.new()
+    settle(store, [1], rows=True)
+    with contextlib.suppress(OSError):
+        (small_disk / "ballast").write_bytes(bytes(2 << 20))
+    with pytest.raises(Unavailable):
+        settle(store, list(range(2, 900)), rows=True)
+    store.rollback()
+    assert found_by(store, [1, 2]) == {1: (1, 0)}
+    (small_disk / "ballast").unlink()
+    settle(store, list(range(2, 900)), rows=True)
+    assert list(range(1, 900)) == kit.rows()
+    store.close()
 
 
 def finish(store: SqliteStore) -> None:
