@@ -316,7 +316,20 @@ class World:
                 return False
             return len(await self.letters()) >= sum(kind in GIVEN_UP for kind in self.sent.values())
 
-        await until_async(is_settled, "settled inputs", deadline_s=patience_s)
+        try:
+            await until_async(is_settled, "settled inputs", deadline_s=patience_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {await self.state()}") from None
+
+    async def state(self) -> str:
+        """Where it stands, for whoever must find out why."""
+        info = await self.info()
+        facts = {name: info.get(name) for name in ("num_pending", "num_ack_pending", "ack_floor", "delivered")}
+        attempts = await self.execute("SELECT sequence, deliveries, error FROM ledger_attempts")
+        missing = self._count_effects({part: await self.read(self.stream(part)) for part in ("out", "far")})
+        missing += self._count_letters(await self.letters())
+        log = self.workers[-1].tail() if self.workers else ""
+        return f"{self.agent} after {self.kills} kills: {facts}, attempts {attempts}, {missing[:10]}; {log}"
 
     async def _has(self, part: str, count: int) -> bool:
         with contextlib.suppress(NatsError, OSError, TimeoutError):

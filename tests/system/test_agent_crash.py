@@ -27,7 +27,7 @@ CHAINS = {
     "recover": points.RECOVERY + points.SWEEP,
     "bury": points.BURIAL,
 }
-DELIVERIES = dict.fromkeys(CHAINS, 1_000) | {"bury": 2}
+DELIVERIES = dict.fromkeys(CHAINS, 1_000) | {"bury": 5}
 """A chain of deaths uses up the deliveries of what is in hand, which is not what it is about."""
 
 
