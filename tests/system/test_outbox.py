@@ -52,8 +52,9 @@ async def test_a_number_that_was_rolled_back_is_given_again(connection: Any) -> 
 
 
 async def test_the_order_of_numbers_is_the_order_of_commits(connection: Any, url: str) -> None:
-    """The second writer waits for the first: 2 cannot be seen before 1."""
+    """The second writer waits for the first: 3 cannot be seen before 2."""
     one, second = uuid.uuid4(), await asyncpg.connect(url)
+    await connection.fetch(ENQUEUE, one, "the conversation is there")
     transaction = connection.transaction()
     await transaction.start()
     await connection.fetch(ENQUEUE, one, "first")
@@ -61,7 +62,7 @@ async def test_the_order_of_numbers_is_the_order_of_commits(connection: Any, url
     done, _ = await asyncio.wait((waiting,), timeout=0.2)
     assert not done
     await transaction.commit()
-    assert (await waiting)["sequence"] == 2
+    assert (await waiting)["sequence"] == 3
     await second.close()
 
 
