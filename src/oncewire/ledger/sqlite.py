@@ -19,12 +19,13 @@ from typing import Final
 
 import msgspec
 
-from oncewire.errors import Corrupt, PermissionDenied, Refused, Unavailable
+from oncewire.errors import Refused, Unavailable
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.processes import process_name as process_name
 from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
+from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
 from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, read_block
 
@@ -33,34 +34,12 @@ FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 30_000
 CHECKPOINT_PAGES: Final = 8_000
-_MAY_PASS: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM}
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
 
 _decode_sending = msgspec.msgpack.Decoder(Sending).decode
 _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 _decode_streams = msgspec.json.Decoder(dict[str, int]).decode
-
-
-@contextlib.contextmanager
-def translated(path: str) -> Iterator[None]:
-    """sqlite3's errors in our tree: a busy or full disk may pass, damage may not; other errors are our own bugs."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = f"the ledger {path}: {error}"
-        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-                raise Unavailable(text, hint="Another process holds the file.") from error
-            case code if code in _MAY_PASS:
-                raise Unavailable(text, hint="Free disk space.") from error
-            case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
-                raise PermissionDenied(text, hint="The agent must be able to write the file and its folder.") from error
-            case sqlite3.SQLITE_NOTADB:
-                raise Corrupt(text, hint="It is no SQLite file, or its head is damaged: check --store.") from error
-            case sqlite3.SQLITE_CORRUPT:
-                raise Corrupt(text, hint="Restore it from a backup: `PRAGMA integrity_check`.") from error
-        raise
 
 
 class SqliteStore:
@@ -76,6 +55,9 @@ class SqliteStore:
         self._db: sqlite3.Connection | None = None
         self._keys: SqliteKeys | None = None
         self._secret = secrets.token_hex(8)
+        self._savepoint = f"SAVEPOINT handler -- {self._secret}"
+        self._release = f"RELEASE handler -- {self._secret}"
+        self._back = f"ROLLBACK TO handler -- {self._secret}"
         self._blocks = RecentBlocks()
         self._is_ours = True
         self._is_open = False
@@ -195,7 +177,7 @@ class SqliteStore:
     def _ended(self) -> Refused | Unavailable:
         """SQLite ended the transaction inside a handler's statement: for want of space, or because it said so."""
         text = f"the ledger {self.path}: SQLite has rolled the transaction back"
-        if getattr(sys.exc_info()[1], "sqlite_errorcode", 0) & 0xFF in _MAY_PASS:
+        if getattr(sys.exc_info()[1], "sqlite_errorcode", 0) & 0xFF in MAY_PASS:
             return Unavailable(text, hint="Free disk space.")
         return Refused(text, hint="A handler uses OR ROLLBACK, or goes on after the disk was full: let it raise.")
 
@@ -209,21 +191,22 @@ class SqliteStore:
         """Nothing to drop: a key stands in the ledger only once its block is appended."""
 
     def savepoint(self) -> None:
-        with translated(self.path):
-            self._inside()
-            self._command("SAVEPOINT handler")
-            self._is_ours = False
+        self._run_inside(self._savepoint)
+        self._is_ours = False
 
     def keep(self) -> None:
-        with translated(self.path):
-            self._inside()
-            self._command("RELEASE handler")
+        self._run_inside(self._release)
 
     def undo(self) -> None:
-        with translated(self.path):
-            self._inside()
-            self._command("ROLLBACK TO handler")
-            self._command("RELEASE handler")
+        self._run_inside(self._back)
+        self._run_inside(self._release)
+
+    def _run_inside(self, statement: str) -> None:
+        """Twice per input that writes: no context manager, no formatting."""
+        try:
+            self._inside().execute(statement)
+        except sqlite3.Error as error:
+            raise translate(self.path, error) from error
 
     def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
         assert self._ledger is not None
