@@ -78,7 +78,10 @@ class NatsPyReader(DataSourceReader):
         first, count = partition.value
         loop = asyncio.new_event_loop()
         config = ConsumerConfig(
-            ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=first
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=first,
+            inactive_threshold=60,
         )
         connection = loop.run_until_complete(nats.connect(self.options["url"]))
         pull = loop.run_until_complete(connection.jetstream().pull_subscribe("", stream=STREAM, config=config))

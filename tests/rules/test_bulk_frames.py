@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from oncewire.errors import ProtocolViolation
 from oncewire.jetstream.protocol import Event, Message, Parser
-from oncewire.pipeline.frames import Cuts, Expected, split
+from oncewire.pipeline.frames import Cuts, Expected, _number_before, split
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
@@ -190,3 +190,14 @@ def outcome(parse: Any) -> list[Event] | str:
     except ProtocolViolation:
         return "refused"
     return events
+
+
+@given(st.binary(min_size=40, max_size=80), st.from_regex(rb"[0-9]{0,24}", fullmatch=True), st.sampled_from([8, 19]))
+@settings(max_examples=400, deadline=None)
+def test_a_number_is_read_backwards_whatever_stands_before_it(before: bytes, digits: bytes, digits_max: int) -> None:
+    data = before + b"x" + digits
+    values, starts, fits = _number_before(np.frombuffer(data, np.uint8), np.array([len(data)]), digits_max)
+    if digits and len(digits) <= digits_max and int(digits) < 2**63:
+        assert (int(digits), len(before) + 1, True) == (values[0], starts[0], fits[0])
+    else:  # the caller finds a digit where the number should begin
+        assert not fits[0] or data[starts[0] - 1 : starts[0]].isdigit()

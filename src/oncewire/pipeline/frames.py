@@ -37,7 +37,13 @@ NUMBER_DIGITS_MAX = 19
 """Nanoseconds since 1970 have that many; what does not fit into 63 bits shows as negative."""
 LINE_BYTES_MIN = 4
 _WORD = 8
-_CR, _LF, _BLANK, _DOT, _ZERO = 13, 10, 32, 46, 48
+_CR, _LF, _BLANK, _DOT = 13, 10, 32, 46
+_u8 = np.uint64
+_ZEROS = _u8(0x3030303030303030)
+_SIXES = _u8(0x0606060606060606)
+_HIGH_NIBBLES = _u8(0xF0F0F0F0F0F0F0F0)
+_HIGH_BITS = _u8(0x8080808080808080)
+_LOW_BITS = _u8(0x0101010101010101)
 
 
 @dataclass(frozen=True)
@@ -194,19 +200,38 @@ def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expec
 
 def _number_before(buffer: Bytes, end: Ints, digits_max: int) -> tuple[Ints, Ints, Bits]:
     """The decimal number that ends before `end`: its value, where it begins, and whether there is one that fits."""
-    value = np.zeros(len(end), np.int64)
-    digits = np.zeros(len(end), np.int64)
-    is_digit = np.ones(len(end), np.bool_)
-    scale = 1
-    for back in range(1, digits_max + 1):
-        digit = buffer[np.maximum(end - back, 0)] - np.uint8(_ZERO)
-        is_digit &= (digit < 10) & (end >= back)
-        if not is_digit.any():
-            break
-        value += np.where(is_digit, digit, 0) * np.int64(scale)
-        digits += is_digit
-        scale *= 10
-    return value, end - digits, (digits > 0) & (value >= 0)
+    value, digits = _eight_before(buffer, end)
+    scale = 10**_WORD
+    rows = np.flatnonzero(digits == _WORD)
+    while len(rows) and digits_max > _WORD and scale < 10**NUMBER_DIGITS_MAX:
+        higher, more = _eight_before(buffer, end[rows] - digits[rows])
+        value[rows] += higher * np.int64(scale)
+        digits[rows] += more
+        rows = rows[more == _WORD]
+        scale *= 10**_WORD
+    return value, end - digits, (digits > 0) & (digits <= digits_max) & (value >= 0)
+
+
+def _eight_before(buffer: Bytes, end: Ints) -> tuple[Ints, Ints]:
+    """Value and count of the digits that end before `end`, eight at most, by arithmetic on words of eight bytes.
+
+    The byte nearest to `end` is the highest of its word. Bytes below the lowest digit are cleared, so that they count
+    as leading zeros; then pairs, fours and eights of digits are joined.
+    """
+    words = np.ndarray((len(buffer) - _WORD + 1,), np.dtype("<u8"), buffer, strides=(1,))
+    word = words[np.maximum(end - _WORD, 0)] ^ _ZEROS
+    odd = (word | ((word & ~_HIGH_BITS) + _SIXES)) & _HIGH_NIBBLES  # without its high bit no byte can carry
+    odd |= odd << _u8(1)
+    odd |= odd << _u8(2)
+    other = (odd & _HIGH_BITS).view(np.uint64)
+    for shift in (1, 2, 4, 8, 16, 32):
+        other |= other >> _u8(shift)
+    cleared = ((other & _LOW_BITS) * _LOW_BITS) >> _u8(56)
+    word &= ~other
+    word = (word * _u8(10) + (word >> _u8(8))) & _u8(0x00FF00FF00FF00FF)
+    word = (word * _u8(100) + (word >> _u8(16))) & _u8(0x0000FFFF0000FFFF)
+    word = (word * _u8(10_000) + (word >> _u8(32))) & _u8(0x00000000FFFFFFFF)
+    return word.astype(np.int64), _WORD - cleared.astype(np.int64)
 
 
 def _head_before(buffer: Bytes, at: Ints, is_headed: Bits, is_good: Bits, size: Ints) -> tuple[Ints, Ints, Bits]:
