@@ -41,6 +41,6 @@ async def place(order: Order) -> dict[str, Any]:
 
 @app.get("/ready")
 async def ready(response: Response) -> dict[str, Any]:
-    trouble = app.state.runner.trouble
-    response.status_code = 503 if trouble else 200
-    return {"ready": not trouble, "trouble": trouble, "handled": app.state.runner.counts}
+    health = app.state.runner.health()
+    response.status_code = 200 if health["is_ready"] else 503
+    return health

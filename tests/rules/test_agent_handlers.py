@@ -145,10 +145,10 @@ class Waits:
 
 
 def test_an_adapter_has_its_commands_and_its_tick() -> None:
-    agent = Agent.from_adapter("counter", Receives(), tick_s=60, tenant="acme")
+    agent = Agent.from_adapter(Receives(), name="counter", tick_s=60, tenant="acme")
     patterns = [one.pattern for one in agent.handlers]
     assert patterns == ["cmd.acme.default.counter.>", "cmd.acme.default.counter.tick.tick"]
     with pytest.raises(Refused, match="no receive"):
-        Agent.from_adapter("counter", object())  # type: ignore[arg-type]
+        Agent.from_adapter(object(), name="counter")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="are `def`"):
-        Agent.from_adapter("counter", Waits())  # type: ignore[arg-type]
+        Agent.from_adapter(Waits(), name="counter")  # type: ignore[arg-type]

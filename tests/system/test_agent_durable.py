@@ -573,18 +573,23 @@ async def test_an_adapters_state_is_a_fold_over_the_ledger(shared_server: NatsSe
         def get_state(self) -> dict[str, int]:
             return {"total": self.total}
 
+        def health(self) -> dict[str, str]:
+            return {"mood": "good"}
+
     subject, name = f"{OUT}.{unique('t')}", unique("counter")
     async with prepared(shared_server.url) as client:
         for add in range(1, 11):
             await send(client, f"cmd.default.default.{name}.add", {"add": add})
         for _ in range(2):
-            agent = Agent.from_adapter(name, Counter, ack_wait_s=1.0, tick_s=3600)
+            agent = Agent.from_adapter(Counter, name=name, ack_wait_s=1.0, tick_s=3600)
             async with run(agent, client, sqlite_in(tmp_path)) as runner:
                 await send(client, f"cmd.default.default.{name}.add", {"add": 0})
                 await until_async(lambda: _is_settled(client, agent))  # noqa: B023
                 assert agent.adapted is not None
                 await runner.db(agent.adapted.catch_up, runner.store)
                 assert agent.adapted.get_state() == {"total": 55}
+                assert runner.health()["mood"] == "good"
+                assert runner.health()["is_ready"]
     effects = [payload_of(one) for one in await stored(shared_server.url, EVENTS, subject)]
     totals = [sum(one["add"] for one in effects[:index]) for index in range(len(effects))]
     assert [one["before"] for one in effects] == totals

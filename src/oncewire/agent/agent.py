@@ -108,7 +108,7 @@ class Agent:
 
     @classmethod
     def from_adapter(
-        cls, name: str, adapter: Adapter | Callable[[], Adapter], *on: str, tick_s: float = 0.0, **options: Any
+        cls, adapter: Adapter | Callable[[], Adapter], *on: str, name: str, tick_s: float = 0.0, **options: Any
     ) -> Agent:
         """An agent around an object with `receive(envelope)` and, as it likes, `apply(envelope)`, `tick(now)`,
         `get_state()`, `health()`: see `oncewire.agent.adapter`. `on` are its subjects, by default all its commands."""

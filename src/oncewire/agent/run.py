@@ -48,8 +48,8 @@ from oncewire.agent.upkeep import Upkeep
 from oncewire.contracts import subjects
 from oncewire.errors import OncewireError
 from oncewire.jetstream import Client
+from oncewire.ledger.processes import process_name
 from oncewire.ledger.rules import Ledger
-from oncewire.ledger.sqlite import process_name
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
 
@@ -98,6 +98,12 @@ class Runner:
     def in_flight(self) -> int:
         """Inputs in hand."""
         return sum(intake.held for intake in self.intakes) + self.lane.in_hand
+
+    def health(self) -> dict[str, Any]:
+        """For a readiness endpoint; what an adapter says of itself stands beside."""
+        told = self.agent.adapted.health() if self.agent.adapted else {}
+        facts = {"counts": dict(self.counts), "in_flight": self.in_flight, "last_error": self.last_error}
+        return {**told, **facts, "trouble": self.trouble, "is_ready": not self.trouble}
 
     # ---- life
 

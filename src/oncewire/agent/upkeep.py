@@ -64,12 +64,18 @@ class Upkeep:
         self._renewed_ms = now_ms()
 
     async def run(self) -> None:
+        trouble = ""
         while True:
             await asyncio.sleep(EVERY_S)
             try:
                 await self._round()
             except Unavailable as problem:
                 self.commits.note(problem)
+                trouble = problem.message
+            else:
+                if trouble and self.commits.trouble == trouble:
+                    self.commits.trouble = ""
+                trouble = ""
 
     async def _round(self) -> None:
         commits = self.commits
@@ -81,7 +87,6 @@ class Upkeep:
         if time.monotonic() - commits.busy_at > EVERY_S:
             await self.flush_marks()
             await self.close_off()
-        commits.trouble = ""
 
     # ---- marks
 
