@@ -133,15 +133,16 @@ class GroupCommit:
         self.sendings: list[Sending] = []
         self.delayed: list[Delayed] = []
         self.failed: list[Attempt] = []
-        self.unsettled: list[bytes] = []
         self.ended: list[bytes] = []
         self.out = Settled()
-        self._now: set[bytes] = set()
+        self._now: dict[bytes, bytes] = {}
+        self._here: set[bytes] = set()
+        self._twins: list[Item] = []
 
     def run(self, items: Sequence[Item], targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
         """The whole transaction. An error of the store rolls all of it back and is raised."""
         try:
-            found = self.begin(items)
+            found = self.begin(items, may_wait=True)
             until = time.monotonic() + self.limits.budget_s
             for index, item in enumerate(items):
                 self.decide(item, found)
@@ -154,12 +155,13 @@ class GroupCommit:
             self.store.rollback()
             raise
 
-    def begin(self, items: Sequence[Item]) -> dict[bytes, Place]:
-        """Open the transaction and see which of the inputs are settled already."""
+    def begin(self, items: Sequence[Item], *, may_wait: bool = False) -> dict[bytes, Place]:
+        """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
+        waits outside are only looked up: they are claimed when it comes back."""
         self.store.begin()
-        keys = [item.at_key for item in items]
-        keys += [item.key for item in items if item.key]
-        found = self.store.claim(keys)
+        later = [item.key for item in items if may_wait and _waits(item)]
+        claimed = [item.key or item.at_key for item in items if not (may_wait and _waits(item))]
+        found = self.store.claim(claimed, later + [item.at_key for item in items if item.key])
         self.limits.at("claimed")
         return found
 
@@ -173,8 +175,6 @@ class GroupCommit:
 
     def _write(self, targets: dict[str, int], marks: Sequence[Mark]) -> None:
         store, out = self.store, self.out
-        if self.unsettled:
-            store.drop_claims(self.unsettled)
         if self.failed:
             store.begun(self.failed)
         if self.ended:
@@ -185,11 +185,10 @@ class GroupCommit:
             content = Content(self.entries, self.sendings, self.limits.now_ms, targets)
             appended: Appended = store.append(content, self.sources, self.delayed)
             out.block, out.sendings, out.announcement = appended.number, self.sendings, appended.announcement
+        out.resumes += [(out.block, item.message) for item in self._twins]  # the same position twice in one batch
 
     def _leave(self, items: Sequence[Item]) -> None:
         self.out.left += items
-        for item in items:
-            self.unsettled += [item.key, item.at_key]
 
     def has_settled(self, key: bytes) -> bool:
         """Whether this very batch settled the identity."""
@@ -198,7 +197,9 @@ class GroupCommit:
     # ---- decisions
 
     def decide(self, item: Item, found: dict[bytes, Place]) -> None:
-        if item.at_key in found:
+        if item.at_key in self._here:
+            self._twins.append(item)
+        elif item.at_key in found:
             self._again(item, found[item.at_key].block)
         elif item.is_passed:
             self._settle(item, Outcome.PASSED, item.at_key)
@@ -207,12 +208,11 @@ class GroupCommit:
         elif item.input is None or item.handler is None:
             self._retry_or_die(item, NO_HANDLER, None)
         elif item.key in self._now:
-            self._settle(item, Outcome.DUPLICATE, item.at_key)
+            self._duplicate_or_conflict(item, self._now[item.key])
         elif item.key in found:
             self._known(item, found[item.key])
         elif item.handler.is_async:
             self.out.later.append(item)
-            self.unsettled += [item.key, item.at_key]
         else:
             self._handle(item)
 
@@ -229,15 +229,21 @@ class GroupCommit:
         entry = stored.content.entries[place.at]
         if (entry.stream, entry.sequence) == (item.delivery.stream, item.delivery.sequence):
             self._again(item, place.block)
-        elif entry.digest == item.input.digest or self._replaces(item, entry):
+        else:
+            self._duplicate_or_conflict(item, entry.digest)
+
+    def _duplicate_or_conflict(self, item: Item, done: bytes) -> None:
+        """Another copy of an identity that is done: the same content is a duplicate, other content is never dropped."""
+        assert item.input is not None
+        if done == item.input.digest or self._replaces(item, done):
             self._settle(item, Outcome.DUPLICATE, item.at_key)
         else:
             self.give_up(item, Outcome.DEAD, IDENTITY_CONFLICT)
 
     @staticmethod
-    def _replaces(item: Item, entry: Entry) -> bool:
+    def _replaces(item: Item, done: bytes) -> bool:
         """An edited replay of something that is done by now: it names the content that it stands for."""
-        return item.carried.get(names.REPLAY_REPLACES, "") == entry.digest.hex()
+        return item.carried.get(names.REPLAY_REPLACES, "") == done.hex()
 
     def _handle(self, item: Item) -> None:
         assert item.input is not None
@@ -256,7 +262,7 @@ class GroupCommit:
             self.fail(item, error)
         else:
             work.finish(is_good=True)  # an error here is the store's, not the handler's
-            self._now.add(item.key)
+            self._now[item.key] = item.input.digest
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
     def finish_async(self, item: Item, effects: list[Effect]) -> None:
@@ -267,7 +273,8 @@ class GroupCommit:
         except Exception:
             del self.sendings[start:], self.delayed[late:]
             raise
-        self._now.add(item.key)
+        assert item.input is not None
+        self._now[item.key] = item.input.digest
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
     def _add_effects(self, item: Item, effects: list[Effect]) -> None:
@@ -299,7 +306,6 @@ class GroupCommit:
         delay = rules.retry_delay_s(item.delivery.deliveries) if after_s is None else after_s
         self._count("retried")
         self.out.naks.append((item.message, delay))
-        self.unsettled += [item.key, item.at_key]
         self.failed.append(attempt_of(item, self.limits.now_ms, reason))
 
     def give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
@@ -308,8 +314,6 @@ class GroupCommit:
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
-        if key is not item.key and item.key:
-            self.unsettled.append(item.key)
         message, delivery = item.message, item.delivery
         if delivery.deliveries > 1 or self.limits.is_careful:
             self.ended.append(item.at_key)
@@ -320,6 +324,7 @@ class GroupCommit:
             delivery.sequence, delivery.timestamp_ns, digest, effects, error,
         )  # fmt: skip
         self.entries.append(entry)
+        self._here.add(item.at_key)
         self._count(outcome.value)
         if outcome in (Outcome.TERMINATED, Outcome.DEAD):
             self.out.terms.append((message, error))
@@ -328,6 +333,10 @@ class GroupCommit:
 
     def _count(self, what: str) -> None:
         self.out.counts[what] = self.out.counts.get(what, 0) + 1
+
+
+def _waits(item: Item) -> bool:
+    return item.handler is not None and item.handler.is_async and bool(item.key)
 
 
 def context_of(item: Item, work: Any, *, is_async: bool) -> Context:

@@ -17,7 +17,7 @@ from oncewire.database.postgres import connected, quote_name
 from oncewire.errors import Corrupt
 
 LOCK = 0x6F6E6365  # "once"
-PARTS = ("outbox",)
+PARTS = ("outbox", "ledger")
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS oncewire_migrations (

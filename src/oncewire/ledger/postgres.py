@@ -158,9 +158,6 @@ class PostgresStore:
         blocks = {group: key_rules.places_of(number, keys) for group, number, keys in rows}
         return {key: blocks[group][key] for key, group in found.items()}
 
-    def drop_claims(self, keys: Sequence[bytes]) -> None:
-        """Nothing to do: what was claimed and not settled is given back at the commit."""
-
     def savepoint(self) -> None:
         with self._session.translated():
             self._inside().execute("SAVEPOINT handler")

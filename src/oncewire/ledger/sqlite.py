@@ -23,7 +23,6 @@ from oncewire.errors import Refused, Unavailable
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.processes import is_alive, machine
-from oncewire.ledger.processes import process_name as process_name
 from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
@@ -186,9 +185,6 @@ class SqliteStore:
         with translated(self.path):
             found = self.keys.find(keys)
             return found | self.keys.find(look) if look else found
-
-    def drop_claims(self, keys: Sequence[bytes]) -> None:
-        """Nothing to drop: a key stands in the ledger only once its block is appended."""
 
     def savepoint(self) -> None:
         self._run_inside(self._savepoint)

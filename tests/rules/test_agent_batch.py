@@ -1,0 +1,92 @@
+"""What a group commit decides about inputs that meet in one batch, on a ledger in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from oncewire import Agent, Effect
+from oncewire.agent.batch import GroupCommit, Limits, Settled
+from oncewire.agent.read import Reading
+from oncewire.jetstream import Message
+from oncewire.ledger.rules import Ledger, Outcome, Source
+from oncewire.ledger.sqlite import SqliteStore
+
+SUBJECT = "evt.default.default.orders.placed"
+STREAM = "MESHFORGE_EVENTS"
+SOURCES = {STREAM: Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (SUBJECT,), 1, False)}
+
+
+class Bench:
+    """An agent with one handler that counts its runs."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.agent = Agent("biller")
+        self.agent.on(SUBJECT)(self.handle)
+        self.store = SqliteStore(":memory:")
+        self.ledger: Ledger = self.store.open("default", "default", "biller")
+
+    def handle(self, ctx: Any, order: dict[str, Any]) -> Effect:
+        self.runs += 1
+        return Effect("evt.default.default.billing.charged", order)
+
+    def commit(self, *messages: Message) -> tuple[Settled, GroupCommit]:
+        items = Reading(self.agent, self.ledger, SOURCES).read(list(messages))
+        limits = Limits(self.ledger, 5, lambda _: STREAM, lambda _: None, 0)
+        group = GroupCommit(self.store, limits, SOURCES)
+        return group.run(items, {}, []), group
+
+
+def message(sequence: int, key: str, cents: int = 1, deliveries: int = 1) -> Message:
+    reply = f"$JS.ACK.{STREAM}.biller_consumer.{deliveries}.{sequence}.{sequence}.1700000000000000000.0"
+    body = {"type": "OrderPlaced", "payload": {"cents": cents}, "idempotency_key": key}
+    return Message(1, SUBJECT.encode(), reply.encode(), b"", msgspec.json.encode(body))
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.store.close()
+
+
+def outcomes(group: GroupCommit) -> list[Outcome]:
+    return [entry.outcome for entry in group.entries]
+
+
+def test_two_copies_in_one_batch_run_once(bench: Bench) -> None:
+    settled, group = bench.commit(message(1, "a"), message(2, "a"))
+    assert [Outcome.DONE, Outcome.DUPLICATE] == outcomes(group)
+    assert (1, 1) == (bench.runs, len(settled.sendings))
+
+
+def test_one_identity_with_other_content_in_the_same_batch_is_never_dropped(bench: Bench) -> None:
+    """A duplicate would vanish: other content under a used key must reach a person."""
+    settled, group = bench.commit(message(1, "a", cents=1), message(2, "a", cents=2))
+    assert [Outcome.DONE, Outcome.DEAD] == outcomes(group)
+    assert ["identity_conflict"] == [reason for _, reason in settled.terms]
+
+
+def test_one_identity_with_other_content_in_a_later_batch_is_never_dropped(bench: Bench) -> None:
+    bench.commit(message(1, "a", cents=1))
+    _, group = bench.commit(message(2, "a", cents=2))
+    assert [Outcome.DEAD] == outcomes(group)
+
+
+def test_the_same_position_twice_in_one_batch_adds_nothing(bench: Bench) -> None:
+    """Redelivered while the first copy is still in hand: one outcome, and an ack for both."""
+    settled, group = bench.commit(message(1, "a"), message(1, "a", deliveries=2))
+    assert [Outcome.DONE] == outcomes(group)
+    assert 1 == bench.runs
+    assert [settled.block] == [block for block, _ in settled.resumes]
+
+
+def test_the_same_position_in_a_later_batch_adds_nothing(bench: Bench) -> None:
+    first, _ = bench.commit(message(1, "a"))
+    again, group = bench.commit(message(1, "a", deliveries=2))
+    assert ([], 0) == (outcomes(group), again.block)
+    assert [first.block] == [block for block, _ in again.resumes]
