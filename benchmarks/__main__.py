@@ -8,6 +8,9 @@ import sys
 BENCHMARKS = {
     "codec": "envelopes beside pydantic",
     "client": "the NATS client beside nats-py",
+    "agent": "an agent beside a plain loop, the protocol on nats-py, and FastStream",
+    "relay": "the outbox and its relay",
+    "spark": "the Spark source and sink beside nats-py",
 }
 
 

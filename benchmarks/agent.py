@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 import nats
 import uvloop
-from tests.support.nats import nats_server
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
@@ -38,6 +37,7 @@ from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.protocol import Message, encode_headers
 from oncewire.ledger.sqlite import SqliteStore
 from oncewire.topology import init_streams
+from tests.support.nats import nats_server
 
 INPUTS = 20_000
 INPUTS_PLAIN = 1_000

@@ -32,7 +32,8 @@ BATCH = 500
 
 
 async def make_stream(client: Client, name: str) -> None:
-    config = {"name": name, "subjects": [f"{name}.>"], "allow_direct": True, "allow_atomic": True, "allow_batched": True}
+    allowed = {"allow_direct": True, "allow_atomic": True, "allow_batched": True}
+    config = {"name": name, "subjects": [f"{name}.>"], **allowed}
     await client.api(f"STREAM.CREATE.{name}", config)
 
 

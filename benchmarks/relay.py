@@ -19,9 +19,6 @@ from typing import Any
 
 import asyncpg
 import uvloop
-from tests.support.nats import nats_server
-from tests.support.outbox import STREAM, RelayProcess, make_chat_stream, open_rows
-from tests.support.postgres import PostgresServer, postgres_server
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
@@ -31,6 +28,9 @@ from oncewire.jetstream import Client, Outgoing
 from oncewire.outbox.conversations import Conversations
 from oncewire.outbox.purge import purge
 from oncewire.outbox.relay import RelayOptions, relaying
+from tests.support.nats import nats_server
+from tests.support.outbox import STREAM, RelayProcess, make_chat_stream, open_rows
+from tests.support.postgres import PostgresServer, postgres_server
 
 WRITERS = 32
 CONVERSATIONS = 1_000

@@ -20,12 +20,12 @@ import uvloop
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from tests.support.nats import nats_server
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
 from oncewire.jetstream import Outgoing
 from oncewire.pipeline import spark_session
+from tests.support.nats import nats_server
 
 MESSAGES = 1_000_000
 SLOW_MESSAGES = 100_000

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from examples.biller import Order, agent
 from fastapi import FastAPI, Response
 
 import oncewire
+from examples.biller import Order, agent
 from oncewire.ledger.stores import open_store
 
 

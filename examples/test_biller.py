@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from examples import biller
 
+from examples import biller
 from oncewire.testing import AgentTest
 
 

@@ -224,7 +224,15 @@ class Settings:
         check=between(1, 60_000),
     )
     outbox_batch_size: int = setting(
-        25, "outbox.batch_size", "OUTBOX_BATCH_SIZE", "Rows that a relay claims at once.", check=between(1, 1_000)
+        25, "outbox.batch_size", "OUTBOX_BATCH_SIZE", "Rows taken of one conversation at once.", check=between(1, 1_000)
+    )
+
+    outbox_keep_s: int = setting(
+        3_600,
+        "outbox.keep_s",
+        "OUTBOX_KEEP_SECS",
+        "How long dispatched outbox rows are kept before they are purged.",
+        check=between(0, 2**31),
     )
 
     gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)

@@ -10,6 +10,11 @@ from typing import Any
 
 import psycopg
 import pytest
+
+from oncewire.errors import NotConnected, Refused, Unavailable
+from oncewire.ledger import postgres_session
+from oncewire.ledger.postgres import PostgresStore
+from oncewire.ledger.processes import process_name
 from tests.support.ledgers import (
     AGENT,
     SOURCES,
@@ -23,11 +28,6 @@ from tests.support.ledgers import (
     key_of,
     settle,
 )
-
-from oncewire.errors import NotConnected, Refused, Unavailable
-from oncewire.ledger import postgres_session
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.processes import process_name
 
 WAIT_S = 30.0
 

@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
+from oncewire.ledger import keys as key_rules
+from oncewire.ledger import sqlite
+from oncewire.ledger.sqlite import SqliteStore
 from tests.support.ledgers import (
     AGENT,
     SOURCES,
@@ -23,11 +28,6 @@ from tests.support.ledgers import (
     key_of,
     settle,
 )
-
-from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
-from oncewire.ledger import keys as key_rules
-from oncewire.ledger import sqlite
-from oncewire.ledger.sqlite import SqliteStore
 
 
 @pytest.fixture

@@ -12,6 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
+from oncewire.errors import OncewireError, Refused
+from oncewire.ledger import rules
+from oncewire.ledger.processes import process_name
+from oncewire.ledger.rules import Delayed, Outcome
+from oncewire.ledger.store import Attempt, Mark, Store
 from tests.support.ledgers import (
     AGENT,
     NAME,
@@ -30,12 +36,6 @@ from tests.support.ledgers import (
     sending,
     settle,
 )
-
-from oncewire.errors import OncewireError, Refused
-from oncewire.ledger import rules
-from oncewire.ledger.processes import process_name
-from oncewire.ledger.rules import Delayed, Outcome
-from oncewire.ledger.store import Attempt, Mark, Store
 
 WAIT_S = 30.0
 

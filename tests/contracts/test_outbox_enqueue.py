@@ -21,10 +21,10 @@ import pytest
 import sqlalchemy
 import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from tests.support.postgres import shared_postgres
 
 from oncewire import errors, outbox
 from oncewire.contracts import MessageEnvelope, new_message
+from tests.support.postgres import shared_postgres
 
 CONVERSATION = uuid.UUID("7c0f3a52-6a53-4b0e-8a55-0d3f1f1e7f10")
 

@@ -6,12 +6,12 @@ import gc
 import resource
 
 import pytest
+
+from oncewire.jetstream import Outgoing
 from tests.support.load import load_client
 from tests.support.nats import NatsServer, nats_cluster
 from tests.support.storms import cluster_storm, kill_storm, stop_storm
 from tests.support.streams import make_consumer, make_stream
-
-from oncewire.jetstream import Outgoing
 
 pytestmark = pytest.mark.faults
 

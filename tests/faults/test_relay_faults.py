@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable
 
 import pytest
+
+import oncewire
 from tests.support.nats import NatsServer
 from tests.support.outbox import (
     Load,
@@ -21,8 +23,6 @@ from tests.support.outbox import (
 from tests.support.postgres import postgres_server, shared_postgres
 from tests.support.wait import until
 from tests.system.test_relay_crashes import STEPS, crash_at
-
-import oncewire
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1_800)]
 

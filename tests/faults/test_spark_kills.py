@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+
 from tests.spark.kills import CopyJob, assert_each_once, copying
 from tests.spark.support import fill, make_stream, state
 from tests.support.nats import NatsServer

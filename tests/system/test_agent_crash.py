@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults import agent_points as points
+from tests.faults import agent_scenes as scenes
 from tests.faults.agent_crash import STORES, chain, store_url
 from tests.support.agents import ROOT, world
 from tests.support.nats import NatsServer
@@ -58,3 +59,83 @@ async def test_an_agent_that_dies_at_every_step_loses_and_doubles_nothing(
     failed = {name: error for name, error in zip(CHAINS, ended, strict=True) if error}
 
     assert {} == failed
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_three_kills_at_random_lose_and_double_nothing(tmp_path: Path, store: str) -> None:
+    """Two workers, nats-server, and PostgreSQL where it is the store."""
+    assert [] == await scenes.storm(store, tmp_path, kills=4 if store == "postgresql" else 3, seed=1)
+
+
+@pytest.mark.parametrize("point", ["committed", "published"])
+async def test_a_stopped_process_is_taken_over_on_postgresql(
+    shared_server: NatsServer, tmp_path: Path, point: str
+) -> None:
+    options = {"handler_timeout_s": 3.0, "max_deliver": 100}
+    async with world(shared_server.url, tmp_path, await store_url("postgresql"), options=options) as one:
+        await scenes.stopped_and_taken_over(one, point)
+        one.kills = 1
+
+        assert [] == await one.count()
+
+
+async def test_a_stopped_process_is_waited_for_on_sqlite(shared_server: NatsServer, tmp_path: Path) -> None:
+    async with world(shared_server.url, tmp_path, options={"ack_wait_s": 1.0, "max_deliver": 100}) as one:
+        await scenes.stopped_and_waited_for(one, "row:after")
+        one.kills = 1
+
+        assert [] == await one.count()
+
+
+async def test_a_second_file_on_one_durable_is_refused(shared_server: NatsServer, tmp_path: Path) -> None:
+    async with world(shared_server.url, tmp_path) as one:
+        assert "belongs to another ledger" in await scenes.another_file(one)
+        assert [] == await one.count()
+
+
+@pytest.mark.parametrize(("store", "processes"), [("sqlite", 1), ("postgresql", 5)])
+async def test_a_poison_message_is_the_only_one_given_up(
+    shared_server: NatsServer, tmp_path: Path, store: str, processes: int
+) -> None:
+    async with world(shared_server.url, tmp_path, await store_url(store)) as one:
+        killed = await scenes.poison(one, 50, processes)
+
+        assert ([], True) == (await one.count(), 1 <= killed <= 5)
+
+
+async def test_a_full_disk_only_delays(shared_server: NatsServer, tmp_path: Path) -> None:
+    async with world(shared_server.url, tmp_path) as one:
+        await scenes.full_disk(one, file_bytes_max=400_000)
+
+        assert [] == await one.count()
+
+
+async def test_an_outage_longer_than_the_duplicate_window_doubles_nothing(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    async with world(shared_server.url, tmp_path, window_s=1.0) as one:
+        await scenes.outage_past_the_window(one, "published")
+
+        assert [] == await one.count()
+
+
+async def test_waiting_handlers_hold_no_lock_and_nothing_is_redelivered(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    options = {"ack_wait_s": 1.5, "wait_s": 4.5, "concurrency": 64}
+    async with world(shared_server.url, tmp_path, options=options) as one:
+        await scenes.long_waits(one, "slow", 64, lambda: scenes.takes_the_write_lock(one.store))
+
+        assert [] == await one.count()
+
+
+async def test_a_handler_that_holds_the_interpreter_keeps_its_inputs(shared_server: NatsServer, tmp_path: Path) -> None:
+    async with world(shared_server.url, tmp_path, options={"ack_wait_s": 2.0, "wait_s": 5.0}) as one:
+        await scenes.long_waits(one, "regex", 2, lambda: None)
+
+        assert [] == await one.count()
+
+
+async def test_a_stream_that_went_back_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    async with world(server.url, tmp_path) as one:
+        assert "went back" in await scenes.restored_stream(one, server)

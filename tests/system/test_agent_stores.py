@@ -7,13 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
+from oncewire.database.migrate import migrations
 from oncewire.ledger.store import Store
 from oncewire.ledger.stores import open_store
 from tests.support.ledgers import PostgresKit
 from tests.support.nats import NatsServer
+from tests.support.postgres import postgres_server
 from tests.support.running import COMMANDS, EVENTS, command, counted, new_agent, payload_of, prepared, run, send, stored
 from tests.support.streams import consumer_info, unique
 from tests.support.wait import until, until_async
@@ -158,3 +161,33 @@ async def test_calls_delays_and_attempts_survive_a_restart(shared_server: NatsSe
             assert await runner.db(runner.store.attempts) == []
     assert calls == [1]
     assert [payload_of(one) for one in await stored(shared_server.url, EVENTS, subject)] == [{"result": 1}]
+
+
+async def test_a_database_that_dies_under_way_is_waited_for(shared_server: NatsServer) -> None:
+    """The batch stays in hand: no delivery is spent, no effect is missing or doubled."""
+    subject = f"evt.default.demo.{unique('s')}"
+    with postgres_server() as server:
+        url = server.url()
+        await _migrate(url)
+        store = open_store(url)
+        agent = charging(new_agent(max_deliver=3), store, subject)
+        async with prepared(shared_server.url) as client, run(agent, client, store) as runner:
+            await send(client, command(agent, "sync"), {"n": 0})
+            await counted(runner, done=1)
+            server.kill()
+            for n in (2, 3, 4, 5, 6, 7):
+                await send(client, command(agent, "sync" if n % 2 else "wait"), {"n": n})
+            await until(lambda: runner.trouble, "readiness to name it")
+            server.start()
+            await counted(runner, done=7)
+            assert "dead" not in runner.counts
+            assert await rows(runner) == [0, 2, 3, 4, 5, 6, 7]
+    effects = sorted(payload_of(one)["n"] for one in await stored(shared_server.url, EVENTS, subject))
+    assert effects == [0, 2, 3, 4, 5, 6, 7]
+
+
+async def _migrate(url: str) -> None:
+    for one in migrations(("ledger",)):
+        connection = await asyncpg.connect(url)
+        await connection.execute(one.sql)
+        await connection.close()

@@ -23,6 +23,12 @@ REPLAY_ORIGIN = "Oncewire-Replay-Origin"
 REPLAY_REPLACES = "Oncewire-Replay-Replaces"
 """Hex digest of the content that an edited replay replaces."""
 
+EPOCH = "Oncewire-Epoch"
+SEQUENCE = "Oncewire-Sequence"
+DEDUPE_ID = "Oncewire-Dedupe-Id"
+TENANT = "Oncewire-Tenant"
+"""What a relay says about a conversation's message: a gateway reads it without the body."""
+
 DLQ_PREFIX = "Oncewire-Dlq-"
 ORIGINAL_PREFIX = "Oncewire-Orig-"
 """The original's headers stand under this prefix in a dead letter, so that they do not act again."""

@@ -60,6 +60,7 @@ def options_of(settings: Settings, schema: str = "") -> RelayOptions:
     return RelayOptions(
         poll_ms=settings.outbox_poll_interval_ms,
         batch_size=settings.outbox_batch_size,
+        keep_s=settings.outbox_keep_s,
         prefix=settings.chat_events_prefix,
         schema=schema,
     )

@@ -22,12 +22,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from oncewire.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE, TENANT
 from oncewire.contracts.realtime import VERSION
-
-EPOCH = "Oncewire-Epoch"
-SEQUENCE = "Oncewire-Sequence"
-DEDUPE_ID = "Oncewire-Dedupe-Id"
-TENANT = "Oncewire-Tenant"
 
 ROWS_MAX = 1_000
 """An atomic batch takes no more."""
