@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from oncewire.errors import ProtocolViolation
 from oncewire.jetstream.protocol import Event, Message, Parser
-from oncewire.pipeline.frames import Cuts, Expected, _number_before, split
+from oncewire.pipeline.frames import Answers, Cuts, Expected, _number_before, split, split_answers
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
@@ -201,3 +201,54 @@ def test_a_number_is_read_backwards_whatever_stands_before_it(before: bytes, dig
         assert (int(digits), len(before) + 1, True) == (values[0], starts[0], fits[0])
     else:  # the caller finds a digit where the number should begin
         assert not fits[0] or data[starts[0] - 1 : starts[0]].isdigit()
+
+
+# ---- answers to publishes
+
+INBOX = b"_INBOX.ow5f"
+
+
+def answer(number: int, payload: bytes, inbox: bytes = INBOX) -> bytes:
+    return b"MSG %b.%d 1 %d\r\n%b\r\n" % (inbox, number, len(payload), payload)
+
+
+def answered(data: bytes) -> tuple[list[Any], int]:
+    """Number and payload of each answer, and how many were proven."""
+    pieces, used = split_answers(np.frombuffer(data, np.uint8), INBOX)
+    found: list[Any] = []
+    proven = 0
+    for piece in pieces:
+        if isinstance(piece, Answers):
+            proven += len(piece.number)
+            rows = zip(piece.number.tolist(), piece.payload_start.tolist(), piece.payload_end.tolist(), strict=True)
+            found += [(number, data[start:end]) for number, start, end in rows]
+        else:
+            found += [shown_answer(event) for event in piece]
+    assert used == len(data)
+    return found, proven
+
+
+def shown_answer(event: Event) -> Any:
+    if not isinstance(event, Message):
+        return event
+    number = event.subject_raw.rpartition(b".")[2]
+    return int(number) if number.isdigit() else number, event.payload
+
+
+def test_pub_acks_are_proven_and_everything_else_is_left_to_the_exact_parser() -> None:
+    good = b"".join(answer(10**9 + n, b'{"stream":"S","seq":%d}' % n) for n in range(300))
+    refused = answer(10**9 + 300, b'{"error":{"code":400},"stream":"S","seq":0}')
+    data = good + b"PING\r\n" + refused + good + answer(7, b'{"stream":"S"}', b"_INBOX.other")
+    found, proven = answered(data)
+    assert [shown_answer(event) for event in Parser().feed(data)] == found
+    assert 600 == proven
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**11), st.binary(max_size=40), st.booleans()), min_size=1, max_size=20))
+@settings(max_examples=300, deadline=None)
+def test_any_answers_give_what_the_exact_parser_gives(answers: list[tuple[int, bytes, bool]]) -> None:
+    data = b"".join(
+        answer(number, b'{"stream":"S","seq":1}' + payload if is_ack else payload)
+        for number, payload, is_ack in answers
+    )
+    assert [shown_answer(event) for event in Parser().feed(data)] == answered(data)[0]

@@ -36,6 +36,10 @@ SIZE_DIGITS_MAX = 8
 NUMBER_DIGITS_MAX = 19
 """Nanoseconds since 1970 have that many; what does not fit into 63 bits shows as negative."""
 LINE_BYTES_MIN = 4
+BUFFER_BYTES_MIN = 32
+"""Below this there is nothing to gain, and words of eight bytes would reach over the edge."""
+ANSWER_DIGITS = 10
+PUB_ACK = b'{"stream":"'
 _WORD = 8
 _CR, _LF, _BLANK, _DOT = 13, 10, 32, 46
 _u8 = np.uint64
@@ -83,10 +87,29 @@ Piece = Cuts | list[Event]
 """In the order of the stream: messages that were proven, or what the exact parser made of the rest."""
 
 
+@dataclass(frozen=True)
+class Answers:
+    """Proven PubAcks as positions in one buffer, by the number at the end of their inbox."""
+
+    number: Ints
+    payload_start: Ints
+    payload_end: Ints
+
+
 def split(buffer: Bytes, expected: Expected | None) -> tuple[list[Piece], int]:
     """All complete frames of a buffer that begins at a frame, and how many bytes they take."""
-    found = _Candidates.find(buffer, expected) if expected and len(buffer) >= 4 * _WORD else None
-    pieces: list[Piece] = []
+    found = _deliveries(buffer, expected) if expected and len(buffer) >= BUFFER_BYTES_MIN else None
+    return _walk(buffer, found)
+
+
+def split_answers(buffer: Bytes, inbox: bytes) -> tuple[list[Any], int]:
+    """The same for the answers to publishes under `<inbox>.<number of ANSWER_DIGITS digits>`: Answers or events."""
+    found = _answers(buffer, inbox) if len(buffer) >= BUFFER_BYTES_MIN else None
+    return _walk(buffer, found)
+
+
+def _walk(buffer: Bytes, found: _Candidates | None) -> tuple[list[Any], int]:
+    pieces: list[Any] = []
     position = 0
     while position < len(buffer):
         run = found.run_at(position) if found else None
@@ -116,23 +139,18 @@ def _exact(buffer: Bytes, position: int, found: _Candidates | None) -> tuple[lis
 
 
 class _Candidates:
-    """Every line of the buffer that ends like a delivery and whose bytes are all there."""
+    """Every line of the buffer that looks like what is expected and whose bytes are all there."""
 
-    def __init__(self, buffer: Bytes, starts: Ints, ends: Ints, columns: dict[str, Any]) -> None:
+    def __init__(
+        self, buffer: Bytes, starts: Ints, ends: Ints, kind: type[Cuts] | type[Answers], columns: dict[str, Any]
+    ) -> None:
         self.buffer = buffer
+        self._kind = kind
         self.starts = starts
         self.ends = ends
         self._columns = columns
         self._breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
         """Where a candidate does not begin at the end of the one before it."""
-
-    @classmethod
-    def find(cls, buffer: Bytes, expected: Expected) -> _Candidates:
-        starts, line_ends = _lines(buffer)
-        first = buffer[starts]
-        is_headed = first == ord("H")
-        at = np.flatnonzero(is_headed | (first == ord("M")))
-        return _parsed(buffer, starts[at], line_ends[at], is_headed[at], expected)
 
     def run_at(self, position: int) -> tuple[int, int] | None:
         """The candidates that chain from `position`, as a half-open range; None when none begins there."""
@@ -147,8 +165,33 @@ class _Candidates:
             yield int(self.starts[index])
         yield len(self.buffer)
 
-    def cuts(self, first: int, end: int) -> Cuts:
-        return Cuts(**{name: column[first:end] for name, column in self._columns.items()})
+    def cuts(self, first: int, end: int) -> Cuts | Answers:
+        return self._kind(**{name: column[first:end] for name, column in self._columns.items()})
+
+
+def _deliveries(buffer: Bytes, expected: Expected) -> _Candidates:
+    starts, line_ends = _lines(buffer)
+    first = buffer[starts]
+    is_headed = first == ord("H")
+    at = np.flatnonzero(is_headed | (first == ord("M")))
+    return _parsed(buffer, starts[at], line_ends[at], is_headed[at], expected)
+
+
+def _answers(buffer: Bytes, inbox: bytes) -> _Candidates:
+    """`MSG <inbox>.<number> 1 <size>` with a payload that begins as a PubAck does; an error begins otherwise."""
+    starts, line_ends = _lines(buffer)
+    size, at, is_good = _number_before(buffer, line_ends, SIZE_DIGITS_MAX)
+    number_end = at - len(b" 1 ")
+    is_good &= _has_before(buffer, at, b" 1 ")
+    number, number_start, good = _number_before(buffer, np.maximum(number_end, 0), ANSWER_DIGITS)
+    before = b"MSG %b." % inbox
+    is_good &= good & (number_start == starts + len(before)) & _has_before(buffer, number_start, before)
+    payload_end = line_ends + 2 + size
+    is_good &= _has_crlf(buffer, payload_end) & (size >= len(PUB_ACK))
+    is_good &= _has_before(buffer, np.minimum(line_ends + 2 + len(PUB_ACK), len(buffer)), PUB_ACK)
+    keep = np.flatnonzero(is_good)
+    columns = {"number": number[keep], "payload_start": line_ends[keep] + 2, "payload_end": payload_end[keep]}
+    return _Candidates(buffer, starts[keep], payload_end[keep] + 2, Answers, columns)
 
 
 def _lines(buffer: Bytes) -> tuple[Ints, Ints]:
@@ -195,7 +238,7 @@ def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expec
         "timestamp_ns": timestamp_ns[keep],
         "pending": pending[keep],
     }
-    return _Candidates(buffer, starts[keep], payload_end[keep] + 2, columns)
+    return _Candidates(buffer, starts[keep], payload_end[keep] + 2, Cuts, columns)
 
 
 def _number_before(buffer: Bytes, end: Ints, digits_max: int) -> tuple[Ints, Ints, Bits]:

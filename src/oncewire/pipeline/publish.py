@@ -16,15 +16,24 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from oncewire.errors import NoResponders, NotFound, OncewireError, OutcomeUnknown, ProtocolViolation, Unavailable
+from oncewire.errors import (
+    NoResponders,
+    NotFound,
+    OncewireError,
+    OutcomeUnknown,
+    ProtocolViolation,
+    TimedOut,
+    Unavailable,
+)
 from oncewire.jetstream.protocol import Event, Message, parse_status
 from oncewire.pipeline.columns import contents
+from oncewire.pipeline.frames import ANSWER_DIGITS, PUB_ACK, Answers, Bits, Ints, split_answers
 from oncewire.pipeline.options import Access
 from oncewire.pipeline.outgoing import Checked, frames
 from oncewire.pipeline.wire import OUTAGE_S, RETRY_DELAY_S, Wire, api_error, connect
@@ -32,6 +41,10 @@ from oncewire.pipeline.wire import OUTAGE_S, RETRY_DELAY_S, Wire, api_error, con
 CHUNK_RECORDS: Final = 2_000
 CHUNK_BYTES: Final = 2 * 1024 * 1024
 CHUNKS_OPEN_MAX: Final = 4
+BUFFER_BYTES: Final = 1024 * 1024
+"""The receive buffer: far more than the answers of all open chunks take."""
+WANTED_BYTES: Final = 64 * 1024
+LINGER_S: Final = 0.001
 PREFIX_BYTES: Final = 5_000
 """Enough of a frame to hold its subject."""
 ANSWER_S: Final = 5.0
@@ -45,9 +58,21 @@ class Chunk:
     """Frames that went out together and which of them are still open."""
 
     data: memoryview
-    edges: np.ndarray[Any, np.dtype[np.int64]]
+    edges: Ints
     first: int
-    open: set[int] = field(default_factory=set)
+    is_open: Bits
+    left: int
+
+    def settle(self, numbers: Ints) -> int:
+        """Mark what was answered; how many of these numbers were open here."""
+        at = numbers[(numbers >= self.first) & (numbers < self.first + len(self.is_open))] - self.first
+        count = int(np.count_nonzero(self.is_open[at]))
+        self.is_open[at] = False
+        self.left -= count
+        return count
+
+    def open_numbers(self) -> Ints:
+        return np.flatnonzero(self.is_open) + self.first
 
     def frame(self, number: int) -> memoryview:
         at = number - self.first
@@ -69,7 +94,9 @@ class Publisher:
         self._access = access
         self._wire = wire
         self._inbox = wire.inbox
-        self._number = 1_000_000_000  # above the numbers of ordinary requests, and always ten digits
+        self._number = 10 ** (ANSWER_DIGITS - 1)  # above the numbers of ordinary requests, and always as wide
+        self._memory = np.empty(BUFFER_BYTES, np.uint8)
+        self._filled = 0
         self._open: deque[Chunk] = deque()
         self._confirmed = 0
         self._duplicates = 0
@@ -96,7 +123,7 @@ class Publisher:
             end = min(max(limit, first + 1), first + CHUNK_RECORDS, len(made))
             number = self._number + first
             part = edges[first : end + 1]
-            yield Chunk(memoryview(values.data), part, number, set(range(number, number + end - first)))
+            yield Chunk(memoryview(values.data), part, number, np.ones(end - first, np.bool_), end - first)
             first = end
         self._number += len(made)
 
@@ -111,8 +138,8 @@ class Publisher:
 
     def _settle(self, open_max: int) -> None:
         """Read answers until at most this many chunks are open."""
-        while len(self._open) > open_max or (self._open and not self._open[0].open):
-            if not self._open[0].open:
+        while len(self._open) > open_max or (self._open and not self._open[0].left):
+            if not self._open[0].left:
                 self._open.popleft()
                 self._deadline = time.monotonic() + OUTAGE_S
                 continue
@@ -123,25 +150,44 @@ class Publisher:
                 self._send_again()
 
     def _read_answers(self) -> None:
-        self._answered(self._wire.next_event(time.monotonic() + ANSWER_S))
-        for event in self._wire.take_events():
-            if not self._wire.handled(event):
-                self._answered(event)
+        """What is there, and a little more when it is on its way: many answers are read as cheaply as few."""
+        self._receive(ANSWER_S)
+        while self._filled < WANTED_BYTES and self._wire.is_readable(LINGER_S):
+            self._receive(0.0)
+        buffer = self._memory[: self._filled]
+        pieces, used = split_answers(buffer, self._inbox)
+        for piece in pieces:
+            if isinstance(piece, Answers):
+                between = buffer[int(piece.payload_start[0]) : int(piece.payload_end[-1])].tobytes()
+                self._confirm(piece.number, between.count(b'"duplicate"'))
+            else:
+                self._read_events(piece)
+        rest = buffer[used:].copy()
+        self._memory[: len(rest)] = rest
+        self._filled = len(rest)
 
-    def _answered(self, event: Event) -> None:
-        if not isinstance(event, Message):
-            return
-        number = int(event.subject_raw.rpartition(b".")[2])
-        chunk = next((one for one in self._open if number in one.open), None)
-        if chunk is None:
-            return  # answered before, to an earlier sending
-        payload = event.payload
-        if payload.startswith(b'{"stream":') and b'"seq":' in payload:
-            chunk.open.discard(number)
-            self._confirmed += 1
-            self._duplicates += b'"duplicate"' in payload
-            return
-        self._refused(event, number)
+    def _receive(self, timeout_s: float) -> None:
+        got = self._wire.receive_into(self._memory.data[self._filled :], timeout_s)
+        if not got and timeout_s:
+            raise TimedOut(f"no answer came for {ANSWER_S:.0f} s")
+        self._filled += got
+
+    def _confirm(self, numbers: Ints, duplicates: int) -> None:
+        """Answers to an earlier sending of the same message settle nothing."""
+        settled = sum(chunk.settle(numbers) for chunk in self._open)
+        self._confirmed += settled
+        self._duplicates += min(duplicates, settled)
+
+    def _read_events(self, events: list[Event]) -> None:
+        for event in events:
+            if not isinstance(event, Message):
+                self._wire.handled(event)
+                continue
+            number = np.array([int(event.subject_raw.rpartition(b".")[2])])
+            if event.payload.startswith(PUB_ACK):
+                self._confirm(number, int(b'"duplicate"' in event.payload))
+            elif any(number[0] in chunk.open_numbers() for chunk in self._open):
+                self._refused(event, int(number[0]))
 
     def _refused(self, answer: Message, number: int) -> None:
         status, _ = parse_status(answer.header_raw)
@@ -162,7 +208,7 @@ class Publisher:
 
     def _check_home(self, number: int) -> None:
         """Nobody took the message: whether a stream could, its leader knows."""
-        chunk = next(one for one in self._open if number in one.open)
+        chunk = next(one for one in self._open if number in one.open_numbers())
         subject = bytes(chunk.frame(number)[:PREFIX_BYTES]).split(b" ", 2)[1].decode()
         asking = connect(self._access)
         try:
@@ -183,15 +229,16 @@ class Publisher:
             time.sleep(RETRY_DELAY_S)
             try:
                 self._wire = connect(self._access, max(1.0, self._deadline - time.monotonic()), inbox=self._inbox)
+                self._filled = 0
                 for chunk in self._open:
-                    if chunk.open:
-                        self._wire.send(b"".join(chunk.frame(number) for number in sorted(chunk.open)))
+                    if chunk.left:
+                        self._wire.send(b"".join(chunk.frame(int(number)) for number in chunk.open_numbers()))
                 return
             except Unavailable as error:
                 self._problem = error
 
     def _given_up(self) -> OncewireError:
-        count = sum(len(chunk.open) for chunk in self._open)
+        count = sum(chunk.left for chunk in self._open)
         reason = self._problem or "no answer came"
         return OutcomeUnknown(
             f"{count} messages were sent and not confirmed within {OUTAGE_S:.0f} s: {reason}",
