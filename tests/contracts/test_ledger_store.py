@@ -360,6 +360,14 @@ def test_confirmed_stops_at_the_first_hole_whoever_marked_what(store: Store, oth
     assert store.unconfirmed() == []
 
 
+def test_no_marks_are_no_error(store: Store) -> None:
+    store.begin()
+    store.mark([])
+    store.commit()
+
+    assert 0 == store.confirmed().block
+
+
 def test_marks_that_overlap_do_not_count_twice(store: Store, other: Store) -> None:
     """Two processes that sent the same effects again: five marked of four, and one is still missing."""
     settle(store, [1], effects=3)

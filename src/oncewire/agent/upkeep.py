@@ -93,9 +93,9 @@ class Upkeep:
     async def flush_marks(self) -> None:
         """Marks of an idle agent get a commit of their own."""
         commits = self.commits
-        if not commits.marks:
-            return
         async with commits.turn:
+            if not commits.marks:  # a commit that had the turn before us took them along
+                return
             marks, commits.marks = commits.marks, []
             try:
                 await commits.db(self._write_marks, marks)

@@ -226,6 +226,8 @@ class PostgresStore:
         return self._one(cursor.execute(self._session.sql["lock_chain"], (self._chain,)))
 
     def mark(self, marks: Sequence[Mark]) -> None:
+        if not marks:
+            return
         with self._session.translated():
             cursor = self._inside()
             start, streams = self._lock_chain(cursor)[3:]
