@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from importlib.resources import files
 
 import asyncpg
+
 from tests.faults import agent_points as points
 from tests.support.agents import World
 from tests.support.postgres import shared_postgres
@@ -48,9 +49,11 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
             await world.send(kinds=["sync"] * BURST_ATOMIC)
             burst = 0
         await world.die(point, nth, burst=burst)
-        assert [] == await world.autopsy(), f"after a death at {point}, visit {nth}"
+        problems = await world.autopsy()
+        assert not problems, f"after a death at {point}, visit {nth}: {problems}"
     await world.finish()
-    assert [] == await world.count()
+    problems = await world.count()
+    assert not problems, problems
 
 
 async def exhaust(world: World) -> None:

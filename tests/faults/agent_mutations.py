@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from tests.faults.agent_points import Points
 
 from oncewire.agent.outflow import Outflow, outgoing_of
 from oncewire.contracts import ids
 from oncewire.jetstream import Client, Outgoing, Pull
+from tests.faults.agent_points import Points
 
 Mutation = Callable[[type, Points], None]
 MUTATIONS: dict[str, Mutation] = {}

@@ -48,6 +48,7 @@ class Death:
 
     point: str = ""
     nth: int = 1
+    by: int = signal.SIGKILL
 
 
 class Points:
@@ -62,7 +63,7 @@ class Points:
         self.hits[name] += 1
         if name == self.death.point and self.hits[name] == self.death.nth:
             self._before()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.death.by)
 
     def is_next(self, name: str) -> bool:
         """Whether the next visit there is the last: only then a step is cut in two."""

@@ -12,15 +12,14 @@ import contextlib
 import logging
 import os
 import re
+import resource
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.faults import agent_mutations
-from tests.faults.agent_points import Death, Points, put_seams
-from tests.faults.agent_power import note_unsynced
 
 import oncewire
 from oncewire.agent import Agent, Effect, Retry, Terminate
@@ -28,10 +27,15 @@ from oncewire.agent.run import Runner
 from oncewire.errors import Unavailable
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings
+from tests.faults import agent_mutations
+from tests.faults.agent_points import Death, Points, put_seams
+from tests.faults.agent_power import note_unsynced
 
 WORKSPACE = "faults"
 KINDS = ("sync", "sync", "sync", "sync", "sync", "wait", "wait", "late", "bad", "again")
 CATASTROPHE = re.compile(r"(a|aa)+$")
+GOLDEN = 1.618
+"""One more letter takes so many times as long."""
 
 
 class Plan(msgspec.Struct):
@@ -52,6 +56,9 @@ class Plan(msgspec.Struct):
     delay_s: float = 0.5
     wait_s: float = 0.0
     handler_timeout_s: float = 60.0
+    stops: bool = False
+    """At the point it stands still instead of dying."""
+    file_bytes_max: int = 0
 
 
 def kind_of(number: int) -> str:
@@ -71,6 +78,19 @@ async def call_outside(port: int, key: str) -> int:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return int(line)
+
+
+def hold_interpreter(seconds: float) -> None:
+    """One match of a catastrophic expression: no other thread of this process runs meanwhile."""
+    size, took = 20, 0.0
+    while took < 0.05:
+        size += 1
+        began = time.perf_counter()
+        CATASTROPHE.match("a" * size + "b")
+        took = time.perf_counter() - began
+    while took < seconds:
+        size, took = size + 1, took * GOLDEN
+    CATASTROPHE.match("a" * size + "b")
 
 
 def make_agent(plan: Plan, at: Points) -> Agent:
@@ -148,7 +168,7 @@ def make_agent(plan: Plan, at: Points) -> Agent:
 
     @agent.on(subject_of(plan.agent, "regex"))
     def regex(ctx: Any, body: dict[str, Any]) -> Effect:
-        CATASTROPHE.match("a" * body["size"] + "b")
+        hold_interpreter(plan.wait_s)
         ctx.tx.execute(insert, (body["n"], "regex"))
         return effect(body["n"], "a")
 
@@ -156,7 +176,7 @@ def make_agent(plan: Plan, at: Points) -> Agent:
 
 
 async def run(plan: Plan, at: Points) -> None:
-    store = open_store(plan.store)
+    store = open_store(plan.store, handler_timeout_s=plan.handler_timeout_s)
     agent_mutations.apply(plan.mutation, type(store), at)
     put_seams(type(store), at)
     agent = make_agent(plan, at)
@@ -170,7 +190,9 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
-    at = Points(Death(plan.point, plan.nth), before)
+    at = Points(Death(plan.point, plan.nth, signal.SIGSTOP if plan.stops else signal.SIGKILL), before)
+    if plan.file_bytes_max:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (plan.file_bytes_max, resource.RLIM_INFINITY))
     try:
         asyncio.run(run(plan, at))
     except Unavailable as problem:  # whoever runs it starts it again

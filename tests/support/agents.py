@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import signal
 import sqlite3
 import struct
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,25 @@ class WorkerProcess:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def family(self) -> list[int]:
+        """The worker and the keep-alive process that it started."""
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+            return [self.process.pid, *map(int, children)]
+        return [self.process.pid]
+
+    def signal_all(self, number: int) -> None:
+        """To both: what a paused machine does."""
+        for pid in self.family():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @property
+    def is_stopped(self) -> bool:
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -99,7 +119,7 @@ class WorkerProcess:
     @property
     def is_running(self) -> bool:
         """Whether its agent has started."""
-        return self.code is None and self.log.read_text(errors="replace").startswith("running")
+        return self.code is None and "running\n" in self.log.read_text(errors="replace")
 
     async def ended(self, deadline_s: float = DEADLINE_S) -> int:
         deadline = time.monotonic() + deadline_s
@@ -201,20 +221,27 @@ class World:
     # ---- inputs
 
     async def send(self, count: int = 0, *, kinds: Iterable[str] = (), **more: Any) -> None:
-        """The next inputs, by kind or by number; a tenth of them twice, under two ids."""
+        """The next inputs, by kind or by number; the first twice, under two ids, if it is one that may be."""
         first = len(self.sent)
         wanted = list(kinds) or [kind_of(first + index) for index in range(count)]
-        async with self.witness() as connection:
-            js = connection.jetstream(publish_async_max_pending=1_000)
-            acks = []
-            for number, kind in enumerate(wanted, first):
-                self.sent[number] = kind
-                body = self._envelope(number, kind, more)
-                for copy in range(2 if kind == "sync" and number % len(wanted) == 0 else 1):
-                    self.copies += copy
-                    headers = {"Nats-Msg-Id": f"{self.agent}-{number}-{copy}"}
-                    acks.append(await js.publish_async(subject_of(self.agent, kind), body, headers=headers))
-            await asyncio.gather(*acks)
+        messages: list[tuple[str, bytes, dict[str, str]]] = []
+        for number, kind in enumerate(wanted, first):
+            self.sent[number] = kind
+            body = self._envelope(number, kind, more)
+            for copy in range(2 if kind == "sync" and number == first else 1):
+                self.copies += copy
+                messages.append((subject_of(self.agent, kind), body, {"Nats-Msg-Id": f"{self.agent}-{number}-{copy}"}))
+        await until_async(lambda: self._publish(messages), "inputs in their stream", deadline_s=DEADLINE_S)
+
+    async def _publish(self, messages: list[tuple[str, bytes, dict[str, str]]]) -> bool:
+        """All of them; after a server that went away all again, under the same ids."""
+        with contextlib.suppress(NatsError, OSError, TimeoutError):
+            async with self.witness() as connection:
+                js = connection.jetstream(publish_async_max_pending=1_000)
+                acks = [await js.publish_async(subject, body, headers=headers) for subject, body, headers in messages]
+                await asyncio.wait_for(asyncio.gather(*acks), 10)
+                return True
+        return False
 
     def _envelope(self, number: int, kind: str, more: dict[str, Any]) -> bytes:
         body = {
@@ -254,7 +281,7 @@ class World:
     def stop_all(self) -> None:
         for worker in self.workers:
             if worker.code is None:
-                worker.signal(signal.SIGCONT)
+                worker.signal_all(signal.SIGCONT)
                 worker.kill()
 
     async def die(self, point: str, nth: int = 1, *, burst: int = 30, mutation: str = "", **options: Any) -> None:
@@ -528,16 +555,14 @@ class World:
         return hashlib.blake2b(head + digest, digest_size=64).digest()
 
     async def _count_marks(self, blocks: list[Found]) -> list[str]:
-        """All that was published is known to be: only a closing block may wait for the next commit."""
+        """All that was published is known to be: only closing blocks may wait for the next commit."""
         if not blocks:
             return ["no block was announced"]
-        last = max((json.loads(one.data) for one in blocks), key=lambda block: int(block["number"]))
+        told = [json.loads(one.data) for one in blocks]
+        last = max((block["number"] for block in told if block["inputs"] or block["effects"]), default=0)
         known = f"SELECT confirmed FROM ledger_chains WHERE agent = 'default/{WORKSPACE}/{self.agent}'"
         confirmed = (await self.execute(known))[0][0]
-        is_closing = not last["inputs"] and not last["effects"]
-        if confirmed < last["number"] - is_closing:
-            return [f"confirmed up to block {confirmed} of {last['number']}"]
-        return []
+        return [f"confirmed up to block {confirmed} of {last}"] if confirmed < last else []
 
 
 def _added(state: list[int], element: bytes) -> list[int]:
@@ -578,6 +603,3 @@ async def world(nats_url: str, folder: Path, store: str = "", **fields: Any) -> 
             yield made
         finally:
             made.stop_all()
-
-
-Check = Callable[[World], Any]

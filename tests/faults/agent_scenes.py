@@ -1,0 +1,259 @@
+"""What else can go wrong for agents, as scenes with real processes. Each ends in the count; sizes are arguments."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import resource
+import shutil
+import signal
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from nats.errors import Error as NatsError
+
+from tests.faults.agent_crash import with_ledger
+from tests.support.agents import DEADLINE_S, WorkerProcess, World, world
+from tests.support.nats import NatsServer, nats_server
+from tests.support.postgres import PostgresServer, postgres_server
+from tests.support.wait import LOOK_S, until, until_async
+
+AWAY = (OSError, TimeoutError, NatsError, asyncpg.PostgresError, asyncpg.InterfaceError, sqlite3.OperationalError)
+
+
+class Crew:
+    """So many workers at a time: whoever dies is replaced."""
+
+    def __init__(self, one: World, size: int, **options: Any) -> None:
+        self._world = one
+        self._options = options
+        self.workers = [one.start(**options) for _ in range(size)]
+        self.deaths = 0
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[Crew]:
+        task = asyncio.create_task(self._replace())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _replace(self) -> None:
+        while True:
+            for index, worker in enumerate(self.workers):
+                if worker.code is not None:
+                    self.deaths += 1
+                    self.workers[index] = self._world.start(**self._options)
+            await asyncio.sleep(LOOK_S)
+
+    async def drain(self) -> None:
+        await until(lambda: all(worker.is_running for worker in self.workers), "running workers", deadline_s=DEADLINE_S)
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM)
+        codes = [await worker.ended() for worker in self.workers]
+        assert codes == [0] * len(codes), [worker.tail() for worker in self.workers]
+
+
+async def storm(store: str, folder: Path, *, kills: int, seed: int, sync_always: bool = False) -> list[str]:
+    """Workers, nats-server and PostgreSQL are killed at random while inputs keep coming. Returns the count."""
+    chance = random.Random(seed)
+    with nats_server(sync_always=sync_always) as server, contextlib.ExitStack() as stack:
+        database = stack.enter_context(postgres_server()) if store == "postgresql" else None
+        url = await with_ledger(await database.migrated().new_database()) if database else ""
+        async with world(server.url, folder, url, options={"max_deliver": 100}) as one:
+            crew = Crew(one, 2)
+            async with crew.working():
+                await _kill_at_random(one, crew, server, database, kills, chance)
+                await one.settled(2 * DEADLINE_S)
+            await crew.drain()
+            return await one.count()
+
+
+async def _kill_at_random(
+    one: World, crew: Crew, server: NatsServer, database: PostgresServer | None, kills: int, chance: random.Random
+) -> None:
+    victims = ["worker", "worker", "nats"] + (["postgresql"] if database else [])
+    stopping = asyncio.Event()
+    sending = asyncio.create_task(_keep_sending(one, stopping))
+    try:
+        for number in range(kills):
+            seen, more = await rows_of(one), chance.randint(3, 60)
+            await until_async(lambda seen=seen, more=more: _has_grown(one, seen + more), "work", deadline_s=DEADLINE_S)
+            match victims[number] if number < len(victims) else chance.choice(victims):
+                case "worker":
+                    chance.choice(crew.workers).kill()
+                case "nats":
+                    server.kill()
+                    server.start()
+                case _:
+                    assert database is not None
+                    database.kill()
+                    database.start()
+            one.kills += 1
+    finally:
+        stopping.set()
+        await sending
+
+
+async def _keep_sending(one: World, stopping: asyncio.Event) -> None:
+    while not stopping.is_set():
+        await one.send(20)
+        behind = len(one.sent) - 200
+        while not stopping.is_set() and await rows_of(one) < behind:
+            await asyncio.sleep(LOOK_S)
+
+
+async def rows_of(one: World) -> int:
+    """How many rows there are; 0 while nobody can tell."""
+    with contextlib.suppress(*AWAY):
+        return int((await one.execute("SELECT count(*) FROM business"))[0][0])
+    return 0
+
+
+async def _has_grown(one: World, rows: int) -> bool:
+    return await rows_of(one) >= rows
+
+
+async def stopped_and_taken_over(one: World, point: str) -> None:
+    """A machine is paused at a step for longer than ack_wait. Another process does its work; then it wakes up."""
+    await one.send(30)
+    paused = one.start(point, 1, stops=True)
+    await until(lambda: paused.is_stopped, f"a pause at {point}", deadline_s=DEADLINE_S)
+    paused.signal_all(signal.SIGSTOP)
+    other = one.start()
+    await one.send(30)
+    await one.settled()
+    paused.signal_all(signal.SIGCONT)
+    await one.send(30)
+    await one.settled()
+    await _drained(paused, other)
+
+
+async def stopped_and_waited_for(one: World, point: str) -> None:
+    """The same on SQLite, inside the transaction: it holds the file, and nobody gets past it."""
+    await one.send(30)
+    paused = one.start(point, 1, stops=True)
+    await until(lambda: paused.is_stopped, f"a pause at {point}", deadline_s=DEADLINE_S)
+    paused.signal_all(signal.SIGSTOP)
+    before = await rows_of(one)
+    other = one.start()
+    past = time.monotonic() + 3 * one.options["ack_wait_s"]
+    await until(lambda: time.monotonic() > past, "a few ack_waits")
+    assert before == await rows_of(one)
+    paused.signal_all(signal.SIGCONT)
+    await one.settled()
+    await _drained(paused, other)
+
+
+async def _drained(*workers: WorkerProcess) -> None:
+    await until(lambda: all(one.is_running for one in workers), "running workers", deadline_s=DEADLINE_S)
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    assert [await worker.ended() for worker in workers] == [0] * len(workers), [one.tail() for one in workers]
+
+
+async def another_file(one: World) -> str:
+    """A second ledger on the same durable: what it says when it refuses."""
+    await one.send(10)
+    first = one.start()
+    await until(lambda: first.is_running, "the first worker", deadline_s=DEADLINE_S)
+    mine, one.store = one.store, f"{one.store}.other.db"
+    await one.execute("CREATE TABLE business (n INTEGER, kind TEXT)")
+    second = one.start()
+    one.store = mine
+    assert await second.ended() == 1
+    await one.settled()
+    await _drained(first)
+    return second.tail()
+
+
+async def poison(one: World, count: int, processes: int) -> int:
+    """One input kills every process that takes it. Returns how many it killed."""
+    kinds = ["sync"] * (count - 1)
+    kinds.insert(count // 2, "poison")
+    await one.send(kinds=kinds)
+    crew = Crew(one, processes)
+    async with crew.working():
+        await one.settled(2 * DEADLINE_S)
+        one.kills += crew.deaths
+    await crew.drain()
+    return crew.deaths
+
+
+async def full_disk(one: World, file_bytes_max: int) -> None:
+    """Nothing more fits; the same process goes on once there is room."""
+    worker = one.start(file_bytes_max=file_bytes_max)
+    await until(lambda: worker.is_running, "the worker", deadline_s=DEADLINE_S)
+
+    async def is_full() -> bool:
+        await one.send(60)
+        return "ledger" in worker.tail() or worker.code is not None
+
+    await until_async(is_full, "a full disk", deadline_s=DEADLINE_S)
+    assert worker.code is None, worker.tail()
+    assert not await one.is_drained()
+    one.kills += 1  # a call whose result does not fit is made again
+    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    await one.settled()
+    await _drained(worker)
+
+
+async def outage_past_the_window(one: World, point: str) -> None:
+    """Dead between publish and mark for longer than the server remembers ids."""
+    await one.die(point)
+    assert [] == await one.autopsy()
+    forgotten_at = time.monotonic() + 2.5 * one.window_s
+    await until(lambda: time.monotonic() > forgotten_at, "the server to forget")
+    await one.finish()
+
+
+async def long_waits(one: World, kind: str, count: int, look: Callable[[], None]) -> None:
+    """Handlers that take longer than ack_wait: every input is delivered once, and `look` works all the time."""
+    worker = one.start()
+    await one.send(kinds=[kind] * count)
+
+    async def is_done() -> bool:
+        look()
+        return await one.is_drained()
+
+    await until_async(is_done, "long handlers", deadline_s=4 * DEADLINE_S)
+    await one.settled()
+    info = await one.info()
+    assert (count, 0) == (info["delivered"]["consumer_seq"], info["num_redelivered"])
+    await _drained(worker)
+
+
+def takes_the_write_lock(store: str) -> None:
+    """Fails when somebody holds the file for longer than a commit takes."""
+    connection = sqlite3.connect(store.removeprefix("sqlite:///"), timeout=2, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+async def restored_stream(one: World, server: NatsServer) -> str:
+    """The input stream goes back to an older state; what a worker says then."""
+    await one.send(20)
+    await one.finish()
+    older = one.folder / "older"
+    server.stop()
+    files = next(server.folder.glob(f"jetstream/**/streams/{one.stream('in')}"))
+    shutil.copytree(files, older)
+    server.start()
+    await one.send(20)
+    await one.finish()
+    server.stop()
+    shutil.rmtree(files)
+    shutil.copytree(older, files)
+    server.start()
+    refused = one.start()
+    assert await refused.ended() not in (0, -9)
+    return refused.tail()
