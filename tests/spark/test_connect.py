@@ -41,7 +41,7 @@ def test_a_connect_session_finds_and_reads_the_source(server: NatsServer) -> Non
     stream = make_stream(server)
     fill(server, stream, 2_000)
     command = [sys.executable, "-c", CONNECT, server.url, stream]
-    # the Connect server has another working folder, so the path must be whole
+    # run: with relative entries in PYTHONPATH the Connect server did not find the source
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environ = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
