@@ -13,8 +13,8 @@ from tests.support.postgres import shared_postgres
 
 STORES = ("sqlite", "postgresql")
 BURST = 20
-BURST_ATOMIC = 64
-"""So many inputs at once go out as atomic batches."""
+ATOMIC_FROM = 3
+"""So few effects already go out as an atomic batch: a slow store cuts batches short."""
 
 
 async def store_url(store: str) -> str:
@@ -39,16 +39,16 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
     """At each death its order of steps is checked; a point that is never reached fails. Then all is finished, and
     counted."""
     for point, nth in deaths:
-        burst = BURST
+        options: dict[str, int] = {}
         if point in points.SWEEP:
-            await world.die(points.SWEEP_PRELUDE, burst=burst)
+            await world.die(points.SWEEP_PRELUDE, burst=BURST)
         elif point in points.BURIAL:
             await exhaust(world)
         elif point in points.ATOMIC:  # only an agent that stopped cleanly takes many at once
             await world.finish()
-            await world.send(kinds=["sync"] * BURST_ATOMIC)
-            burst = 0
-        await world.die(point, nth, burst=burst)
+            await world.send(kinds=["sync"] * BURST)
+            options = {"atomic_from": ATOMIC_FROM}
+        await world.die(point, nth, burst=BURST, **options)
         problems = await world.autopsy()
         assert not problems, f"after a death at {point}, visit {nth}: {problems}"
     await world.finish()

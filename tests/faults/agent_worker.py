@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 import oncewire
-from oncewire.agent import Agent, Effect, Retry, Terminate
+from oncewire.agent import Agent, Effect, Retry, Terminate, outflow
 from oncewire.agent.run import Runner
 from oncewire.errors import Unavailable
 from oncewire.ledger.stores import open_store
@@ -59,6 +59,7 @@ class Plan(msgspec.Struct):
     stops: bool = False
     """At the point it stands still instead of dying."""
     file_bytes_max: int = 0
+    atomic_from: int = outflow.ATOMIC_FROM
 
 
 def kind_of(number: int) -> str:
@@ -190,6 +191,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     plan = msgspec.json.decode(sys.argv[1], type=Plan)
     before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
+    outflow.ATOMIC_FROM = plan.atomic_from
     at = Points(Death(plan.point, plan.nth, signal.SIGSTOP if plan.stops else signal.SIGKILL), before)
     if plan.file_bytes_max:
         resource.setrlimit(resource.RLIMIT_FSIZE, (plan.file_bytes_max, resource.RLIM_INFINITY))

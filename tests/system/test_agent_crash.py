@@ -67,13 +67,10 @@ async def test_three_kills_at_random_lose_and_double_nothing(tmp_path: Path, sto
     assert [] == await scenes.storm(store, tmp_path, kills=4 if store == "postgresql" else 3, seed=1)
 
 
-@pytest.mark.parametrize("point", ["committed", "published"])
-async def test_a_stopped_process_is_taken_over_on_postgresql(
-    shared_server: NatsServer, tmp_path: Path, point: str
-) -> None:
+async def test_a_stopped_process_is_taken_over_on_postgresql(shared_server: NatsServer, tmp_path: Path) -> None:
     options = {"handler_timeout_s": 3.0, "max_deliver": 100}
     async with world(shared_server.url, tmp_path, await store_url("postgresql"), options=options) as one:
-        await scenes.stopped_and_taken_over(one, point)
+        await scenes.stopped_and_taken_over(one, "committed")
         one.kills = 1
 
         assert [] == await one.count()
