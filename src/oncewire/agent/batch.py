@@ -29,7 +29,7 @@ from oncewire.agent.handlers import Handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids, subjects
 from oncewire.contracts.inputs import Input
-from oncewire.errors import ContractViolation, Refused
+from oncewire.errors import ContractViolation, Refused, TooLarge
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Delivery
 from oncewire.ledger import rules
@@ -294,7 +294,7 @@ class GroupCommit:
         """The visible rule: who raised what, and what follows."""
         if isinstance(error, Terminate):
             self.give_up(item, Outcome.TERMINATED, error.reason)
-        elif isinstance(error, ContractViolation):
+        elif isinstance(error, ContractViolation | TooLarge):
             self.give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
         else:
             self._retry_or_die(item, rules.short_error(error), error.after_s if isinstance(error, Retry) else None)
