@@ -101,7 +101,7 @@ async def test_a_process_that_lost_its_inputs_to_another_undoes_what_it_did(
 ) -> None:
     """Stopped past ack_wait inside an async handler: the other one settles the input, what the first did is dropped."""
     subject, store = f"evt.default.demo.{unique('s')}", make_store()
-    agent = new_agent(ack_wait_s=1.0)
+    agent = new_agent(ack_wait_s=3.0)  # long enough to stop the first before its input is delivered again
     insert = f"INSERT INTO orders VALUES ({mark(store)})"
     held = asyncio.Event()
     begun: list[int] = []
@@ -130,7 +130,7 @@ async def test_a_process_that_lost_its_inputs_to_another_undoes_what_it_did(
         async with run(agent, two, make_store()) as second:
             await counted(second, done=1)
             held.set()
-            await until(lambda: first.counts.get("redelivered", 0) == 1)
+            await until(lambda: first.counts.get("redelivered", 0) >= 1)
         assert len(begun) == 2, "each of them ran it once"
         assert len(await rows(first)) == 1
     assert len(await stored(shared_server.url, EVENTS, subject)) == 1
