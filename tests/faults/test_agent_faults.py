@@ -125,7 +125,7 @@ async def test_an_input_whose_last_delivery_died_before_its_mark_is_still_report
 ) -> None:
     """The server gives it up without a word to the agent: neither an outcome in the ledger nor a letter."""
     async with world(server.url, tmp_path, options={"max_deliver": 2}) as one:
-        await one.die("fetched")
+        await one.die("fetched", burst=1)
         await one.die("begun:before", burst=0)
         with contextlib.suppress(AssertionError):
             await one.finish(patience_s=15)
