@@ -90,7 +90,9 @@ async def test_a_second_file_on_one_durable_is_refused(shared_server: NatsServer
         assert [] == await one.count()
 
 
-@pytest.mark.parametrize(("store", "processes"), [("sqlite", 1), ("postgresql", 5)])
+@pytest.mark.parametrize(
+    ("store", "processes"), [("sqlite", 1), pytest.param("postgresql", 5, marks=pytest.mark.faults)]
+)
 async def test_a_poison_message_is_the_only_one_given_up(
     shared_server: NatsServer, tmp_path: Path, store: str, processes: int
 ) -> None:
