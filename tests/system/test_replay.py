@@ -315,12 +315,12 @@ async def test_a_run_with_calls_sections_and_delays_is_replayed(server: NatsServ
 
 
 async def test_an_adapter_is_folded_again(server: NatsServer, kit: LedgerKit) -> None:
-    agent = Agent.from_adapter("counter", Counting, workspace="demo", ack_wait_s=5.0)
+    agent = Agent.from_adapter(Counting, name="counter", workspace="demo", ack_wait_s=5.0)
     async with prepared(server.url) as client, run(agent, client, kit.unopened()) as runner:
         for number in range(5):
             await send(client, command(agent, "add"), {"n": number})
         await counted(runner, done=5)
-    fresh = Agent.from_adapter("counter", Counting, workspace="demo")
+    fresh = Agent.from_adapter(Counting, name="counter", workspace="demo")
     report = await asyncio.to_thread(replay, fresh, kit.unopened())
     assert_equal(report)
     assert (5, {"total": 10}) == (report.inputs, report.state)
