@@ -40,7 +40,7 @@ check: $(STAMP) ## format, lint, types, import directions, rules tests: under a 
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --config .importlinter --no-cache
-	@$(BIN)/python -m pytest -q tests/rules tests/contracts
+	@$(BIN)/python -m pytest -q tests/rules
 
 format: $(STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
