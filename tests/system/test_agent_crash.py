@@ -7,16 +7,22 @@ alone, and at random, in tests/faults.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from oncewire.agent import Context
+from oncewire.errors import NotFound
 from tests.faults import agent_points as points
 from tests.faults import agent_scenes as scenes
 from tests.faults.agent_crash import STORES, chain, store_url
 from tests.support.agents import ROOT, world
 from tests.support.nats import NatsServer
+from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in
+from tests.support.wait import until_async
 
 CHAINS = {
     "start": points.STARTING + points.INBOX,
@@ -138,3 +144,36 @@ async def test_a_handler_that_holds_the_interpreter_keeps_its_inputs(shared_serv
 async def test_a_stream_that_went_back_is_refused(server: NatsServer, tmp_path: Path) -> None:
     async with world(server.url, tmp_path) as one:
         assert "went back" in await scenes.restored_stream(one, server)
+
+
+async def test_a_process_may_start_while_another_commits(server: NatsServer, tmp_path: Path) -> None:
+    """What is announced between its two looks, at the stream and at the ledger, is no sign of a restored ledger."""
+    agent = new_agent()
+
+    @agent.on("go")
+    def go(ctx: Context, payload: dict[str, Any]) -> None:
+        """Only its block matters."""
+
+    async with (
+        prepared(server.url) as client,
+        prepared(server.url) as late,
+        run(agent, client, sqlite_in(tmp_path)) as first,
+    ):
+        look = late.get_last
+
+        async def look_late(stream: str, subject: str, *args: Any) -> Any:
+            if stream == "LEDGER":
+                await send(client, command(agent, "go"), {})
+                await counted(first, done=1)
+                await until_async(lambda: _is_there(look, stream, subject), "the announcement")
+            return await look(stream, subject, *args)
+
+        late.get_last = look_late  # type: ignore[method-assign]
+        async with run(agent, late, sqlite_in(tmp_path)) as second:
+            assert second.ledger == first.ledger
+
+
+async def _is_there(look: Any, stream: str, subject: str) -> bool:
+    with contextlib.suppress(NotFound):
+        return bool(await look(stream, subject))
+    return False

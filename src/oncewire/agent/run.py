@@ -153,8 +153,9 @@ class Runner:
         identity = await self.db(self.store.identity)
         for opened in self.opened.values():
             await opening.own(self.client, opened.source, identity)
+        announced = await opening.last_announced(self.client, self.ledger)
         head = await self.db(self.store.head)
-        await opening.check_not_behind(self.client, head, self.ledger)
+        opening.check_not_behind(head, announced)
         known = await self.db(opening.last_settled, self.store, head.number, list(self.opened.values()))
         for stream, settled in known.items():
             await opening.check_not_back(self.client, self.opened[stream], settled, self.ledger)

@@ -206,13 +206,18 @@ async def own(client: Client, source: Source, identity: dict[str, str]) -> None:
             ) from None
 
 
-async def check_not_behind(client: Client, head: Head, ledger: Ledger) -> None:
-    """A ledger that has announced more than it holds was copied or restored."""
+async def last_announced(client: Client, ledger: Ledger) -> int:
+    """The number of the block that this ledger has announced last; 0 when there is none."""
     try:
         last = await client.get_last(LEDGER_STREAM, subjects.ledger(ledger.agent, ledger.id))
     except NotFound:
-        return
-    announced = msgspec.json.decode(last.payload, type=Announcement).number
+        return 0
+    return msgspec.json.decode(last.payload, type=Announcement).number
+
+
+def check_not_behind(head: Head, announced: int) -> None:
+    """A ledger that has announced more than it holds was copied or restored. `head` is read after `announced`: in
+    between another process may commit and announce."""
     if announced > head.number:
         raise Corrupt(
             f"the ledger ends at block {head.number}, but has announced block {announced}",
