@@ -18,7 +18,7 @@ import asyncpg
 from nats.errors import Error as NatsError
 
 from tests.faults.agent_crash import with_ledger
-from tests.support.agents import DEADLINE_S, ROWS, WorkerProcess, World, world
+from tests.support.agents import AWAY_CODE, DEADLINE_S, KILLED, ROWS, WorkerProcess, World, world
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.wait import LOOK_S, until, until_async
@@ -30,13 +30,14 @@ AHEAD = 200
 
 
 class Crew:
-    """So many workers at a time: whoever dies is replaced."""
+    """So many workers at a time: whoever dies is replaced. Who ends for a reason of its own is remembered."""
 
     def __init__(self, one: World, size: int, **options: Any) -> None:
         self._world = one
         self._options = options
         self.workers = [one.start(**options) for _ in range(size)]
         self.deaths = 0
+        self.broken: list[str] = []
 
     @contextlib.asynccontextmanager
     async def working(self) -> AsyncIterator[Crew]:
@@ -51,7 +52,9 @@ class Crew:
         while True:
             for index, worker in enumerate(self.workers):
                 if worker.code is not None:
-                    self.deaths += 1
+                    self.deaths += worker.code == KILLED
+                    if worker.code not in (KILLED, AWAY_CODE):
+                        self.broken.append(f"a worker ended with {worker.code}: {worker.tail()[-600:]}")
                     self.workers[index] = self._world.start(**self._options)
             await asyncio.sleep(LOOK_S)
 
@@ -75,7 +78,7 @@ async def storm(store: str, folder: Path, *, kills: int, seed: int, sync_always:
                 await _kill_at_random(one, crew, server, database, kills, chance)
                 await one.settled(2 * DEADLINE_S)
             await crew.drain()
-            return await one.count()
+            return crew.broken + await one.count()
 
 
 async def _kill_at_random(
@@ -186,6 +189,7 @@ async def poison(one: World, count: int, processes: int) -> int:
         await one.settled(2 * DEADLINE_S)
         one.kills += crew.deaths
     await crew.drain()
+    assert not crew.broken, crew.broken
     return crew.deaths
 
 

@@ -32,6 +32,8 @@ from tests.faults.agent_points import Death, Points, put_seams
 from tests.faults.agent_power import note_unsynced
 
 WORKSPACE = "faults"
+AWAY_CODE = 75
+"""It ended because a server or the store was away."""
 KINDS = ("sync", "sync", "sync", "sync", "sync", "wait", "wait", "late", "bad", "again")
 CATASTROPHE = re.compile(r"(a|aa)+$")
 GOLDEN = 1.618
@@ -199,7 +201,7 @@ def main() -> None:
         asyncio.run(run(plan, at))
     except Unavailable as problem:  # whoever runs it starts it again
         print(problem, file=sys.stderr)
-        sys.exit(75)
+        sys.exit(AWAY_CODE)
     finally:
         print(msgspec.json.encode(dict(at.hits)).decode(), flush=True)
 

@@ -30,6 +30,7 @@ from nats.aio.client import Client as Witness
 from nats.errors import Error as NatsError
 
 from tests.faults.agent_points import ENDING
+from tests.faults.agent_worker import AWAY_CODE as AWAY_CODE
 from tests.faults.agent_worker import WORKSPACE, Plan, kind_of, subject_of
 from tests.support.streams import unique
 from tests.support.wait import LOOK_S, until_async
