@@ -93,14 +93,16 @@ async def _relaying(client: Client, chosen: Settings, board: Board) -> AsyncIter
     """The outbox: its tables, and a relay that publishes what is committed there."""
     board.part("relay", State.STARTING)
     applied = await migrate(chosen.postgres_url)
-    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
-        made = f", {len(applied)} migrations applied" if applied else ""
-        board.part("relay", State.READY, text=f"publishes what PostgreSQL commits to the outbox{made}")
-        try:
-            yield
-        finally:
-            board.part("relay", State.STOPPING)
-    board.part("relay", State.STOPPED)
+    try:
+        async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
+            made = f", {len(applied)} migrations applied" if applied else ""
+            board.part("relay", State.READY, text=f"publishes what PostgreSQL commits to the outbox{made}")
+            try:
+                yield
+            finally:
+                board.part("relay", State.STOPPING)
+    finally:
+        board.part("relay", State.STOPPED)
 
 
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
