@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,19 @@ async def _is_there(look: Any, stream: str, subject: str) -> bool:
     with contextlib.suppress(NotFound):
         return bool(await look(stream, subject))
     return False
+
+
+async def test_a_batch_of_suspects_alone_outlives_a_store_that_is_away(server: NatsServer, tmp_path: Path) -> None:
+    """Nothing is left to commit together then, so there is nothing that could be tried again."""
+    agent, store = new_agent(), sqlite_in(tmp_path)
+
+    @agent.on("go")
+    def go(ctx: Context, payload: dict[str, Any]) -> None:
+        """Never called."""
+
+    async with prepared(server.url) as client, run(agent, client, store) as runner:
+        store.connection.execute("PRAGMA busy_timeout = 10")
+        with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+
+            assert [] == [settled async for settled in runner.commits.commit([], agent.max_deliver)]

@@ -127,6 +127,8 @@ class Commits:
         self, items: Sequence[Item], max_deliver: int, *, is_careful: bool = False
     ) -> AsyncIterator[Settled]:
         """Settle them all: in one commit, or one by one after that failed. Ends early when the agent stops."""
+        if not items:  # all of a batch may be suspects, which run alone
+            return
         try:
             yield await self._run(self.group(max_deliver, is_careful=is_careful), items)
             return
