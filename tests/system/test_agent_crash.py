@@ -19,7 +19,7 @@ from oncewire.agent import Context
 from oncewire.errors import NotFound
 from tests.faults import agent_points as points
 from tests.faults import agent_scenes as scenes
-from tests.faults.agent_crash import STORES, chain, store_url
+from tests.faults.agent_crash import chain, store_url
 from tests.support.agents import ROOT, world
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in
@@ -38,6 +38,9 @@ CHAINS = {
 DELIVERIES = dict.fromkeys(CHAINS, 1_000) | {"bury": 5}
 """A chain of deaths uses up the deliveries of what is in hand, which is not what it is about."""
 
+SHORT_AND_LONG = ["sqlite", pytest.param("postgresql", marks=pytest.mark.faults)]
+"""On PostgreSQL they need a machine with room for four servers at once: `make faults`."""
+
 
 def test_every_point_is_in_a_chain() -> None:
     assert sorted(points.POINTS) == sorted(point for chain in CHAINS.values() for point in chain)
@@ -51,7 +54,7 @@ def test_every_step_that_the_runtime_names_is_a_point() -> None:
     assert set() == named - set(points.POINTS)
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", SHORT_AND_LONG)
 async def test_an_agent_that_dies_at_every_step_loses_and_doubles_nothing(
     shared_server: NatsServer, tmp_path: Path, store: str
 ) -> None:
@@ -68,12 +71,13 @@ async def test_an_agent_that_dies_at_every_step_loses_and_doubles_nothing(
     assert {} == failed
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("store", SHORT_AND_LONG)
 async def test_three_kills_at_random_lose_and_double_nothing(tmp_path: Path, store: str) -> None:
     """Two workers, nats-server, and PostgreSQL where it is the store."""
     assert [] == await scenes.storm(store, tmp_path, kills=4 if store == "postgresql" else 3, seed=1)
 
 
+@pytest.mark.faults
 async def test_a_stopped_process_is_taken_over_on_postgresql(shared_server: NatsServer, tmp_path: Path) -> None:
     options = {"handler_timeout_s": 3.0, "max_deliver": 100}
     async with world(shared_server.url, tmp_path, await store_url("postgresql"), options=options) as one:
