@@ -10,22 +10,24 @@ import asyncio
 import atexit
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import asyncpg
 
 from oncewire.database.migrate import migrate
 from oncewire.embedded.postgres import programs
+from oncewire.embedded.process import LAUNCH
 from tests.support.nats import free_port
 
 START_S = 60.0
@@ -44,9 +46,12 @@ OPTIONS = {
 _serial = itertools.count(1)
 
 
-def _as_nobody() -> dict[str, Any]:
-    """PostgreSQL refuses root."""
-    return {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+def _as_nobody(argv: list[str], folder: Path) -> list[str]:
+    """PostgreSQL refuses root: the product's own shim runs it as nobody, also from a clone in a closed folder."""
+    if os.geteuid() != 0:
+        return argv
+    order = {"argv": argv, "parent": os.getpid(), "death_signal": 0, "uid": NOBODY, "gid": NOBODY}
+    return [sys.executable, str(LAUNCH), json.dumps(order | {"reach": [argv[0], str(folder)]})]
 
 
 class PostgresServer:
@@ -63,8 +68,8 @@ class PostgresServer:
         return f"postgresql://oncewire@127.0.0.1:{self.port}/{database}"
 
     def run(self, program: str, *args: str) -> None:
-        command = [str(programs() / program), *args]
-        subprocess.run(command, check=True, capture_output=True, cwd=self.folder, **_as_nobody())
+        command = _as_nobody([str(programs() / program), *args], self.folder)
+        subprocess.run(command, check=True, capture_output=True, cwd=self.folder)
 
     def make(self) -> PostgresServer:
         if os.geteuid() == 0:
@@ -85,9 +90,10 @@ class PostgresServer:
     def start(self, *, wait: bool = True) -> PostgresServer:
         assert self.process is None or self.process.poll() is not None, "already running"
         options = [word for name, value in self.options.items() for word in ("-c", f"{name}={value}")]
-        command = [str(programs() / "postgres"), "-D", str(self.data), "-p", str(self.port), *options]
+        argv = [str(programs() / "postgres"), "-D", str(self.data), "-p", str(self.port), *options]
+        command = _as_nobody(argv, self.folder)
         with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, **_as_nobody())
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         if wait:
             self.wait_ready()
         return self
