@@ -19,6 +19,7 @@ import nats
 import pytest
 
 from oncewire.embedded.folder import DataFolder, Running
+from oncewire.embedded.postgres import programs
 from oncewire.embedded.process import LAUNCH, Mark
 from tests.support.nats import NatsServer
 from tests.support.up import ANY_PORTS, ONCEWIRE, WAIT_S, Up, clean_environ, oncewire, until
@@ -191,6 +192,8 @@ async def test_an_ordinary_user_can_run_it(open_folder: Path) -> None:
 @on_linux
 def test_as_root_postgres_gets_no_capability_that_it_does_not_need(open_folder: Path, tmp_path: Path) -> None:
     """pytest's folder is closed to other users, the open one is not; only in the former does PostgreSQL keep a key."""
+    if any(not folder.stat().st_mode & 0o001 for folder in (programs() / "postgres").parents):
+        pytest.skip("this checkout lies in a closed folder: there it needs one")
     if not Path(sys.prefix).resolve().stat().st_mode & 0o001:
         pytest.skip("the binaries themselves are in a closed folder")
     for folder, kept in ((open_folder, 0), (tmp_path, 1 << 2)):
