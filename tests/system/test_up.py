@@ -62,12 +62,13 @@ async def read(up: Up) -> tuple[list[int], list[int]]:
     return [int(message.data or b"") for message in messages], [row["number"] for row in rows]
 
 
-def test_ctrl_c_stops_postgres_before_nats_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c_stops_services_then_postgres_then_nats_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with Up(tmp_path / "data") as up:
         marks = [server.mark for server in up.ready().running.servers.values()]
         assert up.stop(signal.SIGINT) == 0
         steps = [(event["event"], event.get("part")) for event in up.events if event["event"] in ("stopped", "end")]
-        assert steps == [("stopped", "PostgreSQL"), ("stopped", "nats-server"), ("end", None)]
+        stopped = [("stopped", part) for part in ("relay", "PostgreSQL", "nats-server")]
+        assert steps == [*stopped, ("end", None)]
         assert not any(mark and mark.is_alive for mark in marks)
         assert up.folder.read() is None
         assert up.folder.holder() is None
