@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -11,10 +12,12 @@ from msgspec.structs import replace
 from nats.js.api import ConsumerConfig
 
 import oncewire
+from oncewire.errors import Unavailable
 from oncewire.settings import Settings
 from oncewire.topology import Plan, Step, Topology, apply, compare, ensure_consumers, load
 from oncewire.topology.rules import Act, Need
 from tests.support.nats import NatsServer
+from tests.support.wait import until
 
 STREAM, DURABLE = "BILLING", "billing_worker_usage_metered"
 SUBJECT = "platform.billing.usage.metered"
@@ -48,6 +51,10 @@ async def drift_consumer(client: oncewire.Client, **drift: Any) -> None:
     config = (await client.api(f"CONSUMER.INFO.{STREAM}.{DURABLE}"))["config"]
     body = {"stream_name": STREAM, "config": {**config, **drift}, "action": "update"}
     await client.api(f"CONSUMER.CREATE.{STREAM}.{DURABLE}", body)
+
+
+def streams_folder(server: NatsServer) -> Path:
+    return server.folder / "jetstream" / "jetstream" / "$G" / "streams"
 
 
 async def remake_stream(client: oncewire.Client, **drift: Any) -> None:
@@ -183,6 +190,31 @@ async def test_what_a_stream_cannot_change_is_refused_until_it_is_named(
     config = (await client.api(f"STREAM.INFO.{STREAM}"))["config"]
     assert all(config.get(key) == value for key, value in drift.items() if value)
     assert (await apply(client, topology, recreate=frozenset({STREAM_ITEM}))).steps == ()
+
+
+async def test_a_server_that_fails_once_is_asked_again(
+    server: NatsServer, client: oncewire.Client, topology: Topology
+) -> None:
+    await client.api(f"STREAM.DELETE.{STREAM}")
+    await until(lambda: not (streams_folder(server) / STREAM).exists(), "the stream's files to be removed")
+    (streams_folder(server) / STREAM).write_bytes(b"in the way until the server removes it")
+    assert (await apply(client, topology)).steps == ()
+
+
+async def test_a_server_that_keeps_failing_is_reported_in_its_own_words(
+    server: NatsServer, client: oncewire.Client, topology: Topology
+) -> None:
+    await client.api(f"STREAM.DELETE.{STREAM}")
+    folder = streams_folder(server)
+    await until(lambda: not (folder / STREAM).exists(), "the stream's files to be removed")
+    aside = folder.rename(folder.with_name("aside"))
+    folder.write_bytes(b"in the way for good")
+    try:
+        with pytest.raises(Unavailable, match="error creating store for stream"):
+            await apply(client, topology)
+    finally:
+        folder.unlink()
+        aside.rename(folder)
 
 
 async def test_a_sealed_stream_is_refused_until_it_is_named(client: oncewire.Client, topology: Topology) -> None:

@@ -26,6 +26,10 @@ CONSUMER_TO_UPDATE_NOT_FOUND = 10149
 ROUNDS_MAX = 20
 """How often a plan is made anew because others changed the server meanwhile."""
 
+FAILED_STEPS_MAX = 5
+"""How often the server may fail at a step before that is reported: it removes a deleted stream's files beside its
+answer, and a stream made anew under that name in the same moment can find them in its way."""
+
 LOOK_AGAIN_S = 0.25
 ELECTION_S_MAX = 8.0
 """Longer than the election of a leader takes (4 to 6 s)."""
@@ -155,6 +159,7 @@ async def bring_about(
     client: Client, topology: Topology, known: Topology, permit: Permit, on_step: OnStep, *, is_whole: bool
 ) -> Plan:
     """Do what is permitted until nothing of it is left; return the plan that then remains."""
+    failures = 0
     for _ in range(ROUNDS_MAX):
         left = plan(topology, await look(client, topology, is_whole=is_whole), known)
         todo = permit(left.steps).todo
@@ -166,6 +171,12 @@ async def bring_about(
                     on_step(step)
             except (TimedOut, OutcomeUnknown):
                 break  # of several that make one thing in a cluster at once, some get no answer: look what is there
+            except Unavailable:
+                failures += 1
+                if failures == FAILED_STEPS_MAX:
+                    raise
+                await asyncio.sleep(LOOK_AGAIN_S)
+                break
     raise Unavailable(
         f"still not as declared after {ROUNDS_MAX} rounds: {', '.join(step.item for step in todo)}",
         hint="Somebody else changes them at the same time, or the server does not keep what it is told.",
