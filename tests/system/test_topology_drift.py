@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -205,16 +206,24 @@ async def test_a_server_that_keeps_failing_is_reported_in_its_own_words(
     server: NatsServer, client: oncewire.Client, topology: Topology
 ) -> None:
     await client.api(f"STREAM.DELETE.{STREAM}")
-    folder = streams_folder(server)
-    await until(lambda: not (folder / STREAM).exists(), "the stream's files to be removed")
-    aside = folder.rename(folder.with_name("aside"))
-    folder.write_bytes(b"in the way for good")
+    obstacle = streams_folder(server) / STREAM
+    await until(lambda: not obstacle.exists(), "the stream's files to be removed")
+
+    async def keep_in_the_way() -> None:
+        while True:
+            if not obstacle.exists():
+                obstacle.parent.mkdir(exist_ok=True)
+                obstacle.write_bytes(b"in the way")
+            await asyncio.sleep(0.01)
+
+    keeper = asyncio.create_task(keep_in_the_way())
     try:
+        await until(obstacle.exists)
         with pytest.raises(Unavailable, match="error creating store for stream"):
             await apply(client, topology)
     finally:
-        folder.unlink()
-        aside.rename(folder)
+        keeper.cancel()
+        obstacle.unlink(missing_ok=True)
 
 
 async def test_a_sealed_stream_is_refused_until_it_is_named(client: oncewire.Client, topology: Topology) -> None:
