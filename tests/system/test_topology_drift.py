@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from msgspec.structs import replace
 from nats.js.api import ConsumerConfig
 
 import oncewire
-from oncewire.errors import Unavailable
 from oncewire.settings import Settings
 from oncewire.topology import Plan, Step, Topology, apply, compare, ensure_consumers, load
 from oncewire.topology.rules import Act, Need
@@ -200,30 +198,6 @@ async def test_a_server_that_fails_once_is_asked_again(
     await until(lambda: not (streams_folder(server) / STREAM).exists(), "the stream's files to be removed")
     (streams_folder(server) / STREAM).write_bytes(b"in the way until the server removes it")
     assert (await apply(client, topology)).steps == ()
-
-
-async def test_a_server_that_keeps_failing_is_reported_in_its_own_words(
-    server: NatsServer, client: oncewire.Client, topology: Topology
-) -> None:
-    await client.api(f"STREAM.DELETE.{STREAM}")
-    obstacle = streams_folder(server) / STREAM
-    await until(lambda: not obstacle.exists(), "the stream's files to be removed")
-
-    async def keep_in_the_way() -> None:
-        while True:
-            if not obstacle.exists():
-                obstacle.parent.mkdir(exist_ok=True)
-                obstacle.write_bytes(b"in the way")
-            await asyncio.sleep(0.01)
-
-    keeper = asyncio.create_task(keep_in_the_way())
-    try:
-        await until(obstacle.exists)
-        with pytest.raises(Unavailable, match="error creating store for stream"):
-            await apply(client, topology)
-    finally:
-        keeper.cancel()
-        obstacle.unlink(missing_ok=True)
 
 
 async def test_a_sealed_stream_is_refused_until_it_is_named(client: oncewire.Client, topology: Topology) -> None:
