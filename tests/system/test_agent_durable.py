@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from oncewire.agent import Agent, Context, Effect, Retry, Runner, sources
+from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
 from oncewire.errors import Corrupt, NotFound, Refused
-from oncewire.jetstream import Outgoing
+from oncewire.jetstream import Outgoing, losses
 from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import (
@@ -37,6 +37,7 @@ from tests.support.streams import consumer_info, state_of, unique
 from tests.support.wait import until, until_async
 
 OUT = "evt.default.demo.out"
+NOW_MS = 1_790_000_000_000
 
 
 def echo(agent: Agent, subject: str) -> Agent:
@@ -258,11 +259,11 @@ async def test_a_stream_that_went_back_is_refused_until_a_person_accepts_the_los
         with pytest.raises(Corrupt, match="went back"):
             async with run(agent, client, sqlite_in(tmp_path)):
                 pass
-        (loss,) = await client.kv("OW_LOSSES").entries()
-        assert loss.key == f"{EVENTS}.{agent.name}_consumer"
-        assert await sources.accept_loss(client, EVENTS) == 1
+        (loss,) = await losses.losses(client)
+        assert (loss.stream, loss.reader, loss.first, loss.last) == (EVENTS, f"{agent.name}_consumer", 2, 2)
+        assert [1] == [one.incarnation for one in await losses.acknowledge(client, EVENTS, NOW_MS)]
         with pytest.raises(NotFound):
-            await sources.accept_loss(client, COMMANDS)
+            await losses.acknowledge(client, EVENTS, NOW_MS)
         async with run(agent, client, sqlite_in(tmp_path), settings=settings) as runner:
             await until(lambda: 2 in seen, "the message at a sequence that was settled before")
     assert seen.count(1) == 1

@@ -21,11 +21,11 @@ import msgspec
 
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Effect, effects_of
-from oncewire.agent.read import INCARNATION
 from oncewire.contracts import ids
 from oncewire.contracts.inputs import read_input
 from oncewire.contracts.runtime import RuntimeEnvelope
 from oncewire.errors import Corrupt, Refused
+from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers
 from oncewire.jetstream.stored import parse_time_ns
 from oncewire.ledger.rules import Announcement, Entry, Outcome

@@ -12,6 +12,7 @@ from oncewire.contracts import headers as names
 from oncewire.contracts import ids
 from oncewire.contracts.inputs import Input, read_input
 from oncewire.errors import ContractViolation
+from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import Message, parse_headers
 from oncewire.jetstream.pull import parse_reply
 from oncewire.jetstream.stored import parse_time_ns
@@ -19,8 +20,6 @@ from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 
 SUBJECTS_MAX = 10_000
-INCARNATION = "#"
-"""Stands between a stream's creation time and the number of its incarnation, from the second one on."""
 
 
 class Reading:

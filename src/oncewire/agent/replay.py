@@ -24,10 +24,10 @@ from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Cause, Effect, effects_of, sending_of
 from oncewire.agent.handlers import find_handler
-from oncewire.agent.read import INCARNATION
 from oncewire.contracts import ids
 from oncewire.contracts.inputs import read_input
 from oncewire.errors import Corrupt, NotFound, Refused
+from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers
 from oncewire.jetstream.stored import parse_time_ns
 from oncewire.ledger import rules

@@ -15,18 +15,16 @@ import msgspec
 
 from oncewire.agent.agent import Agent
 from oncewire.agent.outflow import now_ms
-from oncewire.agent.read import INCARNATION
 from oncewire.contracts import subjects
 from oncewire.errors import Conflict, Corrupt, NotFound, Refused
-from oncewire.jetstream import Client, codes
+from oncewire.jetstream import Client, codes, losses
+from oncewire.jetstream.losses import Cause, Loss
 from oncewire.ledger.rules import Announcement, Head, Ledger, Source
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
 from oncewire.topology import names
 
 OWNERS_BUCKET = "OW_LEDGERS"
-LOSSES_BUCKET = "OW_LOSSES"
-INCARNATIONS_BUCKET = "OW_INCARNATIONS"
 LEDGER_STREAM = "LEDGER"
 BLOCKS_BACK_MAX = 1_000
 """So far back a start looks for the last settled input of each stream."""
@@ -115,7 +113,7 @@ async def _opened(client: Client, info: dict[str, Any]) -> Opened:
     about = await client.api(f"STREAM.INFO.{stream}")
     source = Source(
         stream,
-        await incarnation_of(client, stream, about["created"]),
+        await losses.incarnation_of(client, stream, about["created"]),
         info["name"],
         tuple(filters_of(config)),
         max(1, int(config.get("opt_start_seq") or 1)),
@@ -235,12 +233,6 @@ class Settled(NamedTuple):
     timestamp_ns: int
 
 
-async def incarnation_of(client: Client, stream: str, created: str) -> str:
-    """The stream's creation time, and from the second incarnation on its number: part of every position."""
-    entry = await client.kv(INCARNATIONS_BUCKET).get(stream)
-    return created if entry is None else f"{created}{INCARNATION}{int(entry.value)}"
-
-
 def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, Settled]:
     """The highest settled sequence of each stream in its present incarnation, from the newest blocks that have one."""
     wanted = {one.source.stream: one.source.created for one in opened}
@@ -268,46 +260,12 @@ async def check_not_back(client: Client, opened: Opened, settled: Settled, ledge
             return
         if stored.timestamp_ns == settled.timestamp_ns:
             return
-    await _record_loss(client, opened.source, settled, last, ledger)
+    source = opened.source
+    first = min(settled.sequence, last + 1)
+    loss = Loss(stream, source.created, source.consumer, Cause.WENT_BACK, first, settled.sequence, now_ms(), ledger.id)
+    await losses.record(client, loss)
     raise Corrupt(
         f"stream {stream} went back: it ends at {last}, and message {settled.sequence} that was settled is not there",
         hint="It was restored, or lost its end in a power cut. What was lost stands in the bucket OW_LOSSES; "
         f"`oncewire agent apply --accept-loss {stream}` lets the agent go on with the stream as it is.",
     )
-
-
-async def _record_loss(client: Client, source: Source, settled: Settled, last: int, ledger: Ledger) -> None:
-    loss = {
-        "cause": "went back",
-        "stream": source.stream,
-        "created": source.created,
-        "reader": source.consumer,
-        "ledger": ledger.id,
-        "settled_sequence": settled.sequence,
-        "settled_timestamp_ns": settled.timestamp_ns,
-        "last_sequence": last,
-        "found_ms": now_ms(),
-    }
-    await client.kv(LOSSES_BUCKET).put(_loss_key(source.stream, source.consumer), msgspec.json.encode(loss))
-
-
-def _loss_key(stream: str, consumer: str) -> str:
-    return f"{stream}.{consumer}"
-
-
-async def accept_loss(client: Client, stream: str) -> int:
-    """A person has looked: the losses are acknowledged, and a new incarnation of the stream begins."""
-    losses, incarnations = client.kv(LOSSES_BUCKET), client.kv(INCARNATIONS_BUCKET)
-    found = await losses.entries(f"{stream}.*")
-    if not found:
-        raise NotFound(f"no loss of stream {stream} is recorded", hint="Start the agent: it says what is wrong.")
-    entry = await incarnations.get(stream)
-    number = int(entry.value) + 1 if entry else 1
-    if entry is None:
-        await incarnations.create(stream, b"%d" % number)
-    else:
-        await incarnations.update(stream, b"%d" % number, entry.revision)
-    for loss in found:
-        told = msgspec.json.decode(loss.value) | {"acknowledged_ms": now_ms(), "incarnation": number}
-        await losses.update(loss.key, msgspec.json.encode(told), loss.revision)
-    return number

@@ -8,6 +8,7 @@ from oncewire.agent import sources
 from oncewire.agent.agent import Agent
 from oncewire.errors import NotFound
 from oncewire.jetstream import Client
+from oncewire.jetstream.losses import losses
 from oncewire.ledger.rules import Outcome
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
@@ -96,8 +97,10 @@ async def status(client: Client, store: Store, agent: Agent, settings: Settings)
         )
         if info["num_pending"] and not info["num_waiting"]:
             problems.append(f"{info['num_pending']} messages of {stream} wait, and nobody pulls")
-    for loss in await client.kv(sources.LOSSES_BUCKET).entries():
-        told = msgspec.json.decode(loss.value)
-        if told.get("reader") in {one.consumer for one in found} and "acknowledged_ms" not in told:
-            problems.append(f"stream {told['stream']} went back: `oncewire agent apply --accept-loss {told['stream']}`")
+    readers = {one.consumer for one in found}
+    problems += [
+        f"{loss.sentence}: `oncewire agent apply --accept-loss {loss.stream}`"
+        for loss in await losses(client)
+        if loss.reader in readers and not loss.is_acknowledged
+    ]
     return Status(agent.full_name, found, ledger_status(store, agent), problems)

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from oncewire.cli import face
 from oncewire.cli.board import Board
 from oncewire.errors import Refused
 from oncewire.jetstream import Client, options_from
+from oncewire.jetstream.losses import Loss, acknowledge
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings, mask_url
 
@@ -269,7 +271,7 @@ def _sign(*, is_well: bool) -> str:
 
 
 @agent.command()
-@click.option("--accept-loss", default="", metavar="STREAM", help="Go on with a stream that went back.")
+@click.option("--accept-loss", default="", metavar="STREAM", help="Go on with a stream that lost something.")
 @_with_agent
 def apply(*, target: str, accept_loss: str, as_json: bool, **flags: Any) -> None:
     """Bring the agent's own durables to its handlers and limits: filters, ack_wait, max_deliver.
@@ -284,19 +286,19 @@ def apply(*, target: str, accept_loss: str, as_json: bool, **flags: Any) -> None
     settings = face.load_here(flags).settings
     found = load_agent(target)
     changed: dict[str, list[str]] = {}
-    incarnations: list[int] = []
+    accepted: list[Loss] = []
 
     async def work() -> None:
         async with Client(options_from(settings, name="oncewire-agent-apply")) as client:
             changed.update(await durables.apply(client, found, settings))
             if accept_loss:
-                incarnations.append(await durables.accept_loss(client, accept_loss))
+                accepted.extend(await acknowledge(client, accept_loss, time.time_ns() // 1_000_000))
 
     face.run(work())
     if as_json:
-        face.print_json({"consumers": changed, "incarnation": incarnations[0] if incarnations else None})
+        face.print_json({"consumers": changed, "accepted": msgspec.to_builtins(accepted)})
         return
     for name, what in changed.items():
         click.echo(f"{name}: {', '.join(what) or 'as it should be'}")
-    if incarnations:
-        click.echo(f"{accept_loss}: loss accepted, incarnation {incarnations[0]} begins")
+    for loss in accepted:
+        click.echo(f"accepted: {loss.sentence}")
