@@ -12,6 +12,8 @@ from tests.support.streams import make_consumer, make_stream
 from tests.support.wait import within
 
 PART = 20_000
+LEAK_BYTES = 24
+"""A kept object costs at least this much a message; a read buffer of 64 KiB more or less, spread over them, does not."""
 
 
 async def flow(client: Client, stream: str, first: int, count: int) -> None:
@@ -45,7 +47,7 @@ async def test_memory_is_flat_over_two_hundred_thousand_messages(server: NatsSer
         finally:
             tracemalloc.stop()
 
-        assert grown < PART * 2, f"{grown} bytes for {PART // 2} messages"
+        assert grown < LEAK_BYTES * PART // 2, f"{grown} bytes for {PART // 2} messages"
         assert client.connection.replies == {}
         assert client.connection._subs == {}
         assert client.publisher.in_flight() == 0
