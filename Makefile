@@ -33,7 +33,7 @@ run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
 	@exec $(BIN)/oncewire up
 
 test: $(STAMP) ## run every test that fits in a few minutes
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile
 
 check: $(STAMP) ## format, lint, types, import directions, rules tests: under a minute
 	@$(BIN)/ruff format --check .
