@@ -27,11 +27,12 @@ from oncewire.agent.context import Context
 from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, effects_of, sending_of
 from oncewire.agent.handlers import Handler
 from oncewire.contracts import headers as names
-from oncewire.contracts import ids, subjects
+from oncewire.contracts import ids, letters, subjects
 from oncewire.contracts.inputs import Input
 from oncewire.errors import ContractViolation, Refused, TooLarge
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Delivery
+from oncewire.jetstream.stored import parse_time_ns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Outcome, Sending, Source
@@ -310,7 +311,7 @@ class GroupCommit:
 
     def give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
         """Settle it, and hand it to the dead-letter service as an effect."""
-        self.sendings.append(letter_request(item, self.limits, outcome, reason))
+        self.sendings.append(letter_request(item, self.limits, self.sources[item.delivery.stream], outcome, reason))
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
@@ -361,21 +362,36 @@ def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:
     return Attempt(item.at_key, delivery.stream, delivery.sequence, delivery.deliveries, now_ms, error)
 
 
-def letter_request(item: Item, limits: Limits, outcome: Outcome, reason: str) -> Sending:
-    """The message as it came, with what the dead-letter service must know, as an effect of its own."""
+def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome, reason: str) -> Sending:
+    """The message as it came, with what the dead-letter service must know, as an effect of its own. One that is too
+    large for a letter is named by its place alone."""
     delivery, ledger = item.delivery, limits.ledger
     told = {
-        "Oncewire-Dlq-Stream": delivery.stream,
-        "Oncewire-Dlq-Sequence": str(delivery.sequence),
-        "Oncewire-Dlq-Timestamp": str(delivery.timestamp_ns),
-        "Oncewire-Dlq-Consumer": delivery.consumer,
-        "Oncewire-Dlq-Deliveries": str(delivery.deliveries),
-        "Oncewire-Dlq-Subject": item.subject,
-        "Oncewire-Dlq-Outcome": outcome.value,
-        "Oncewire-Dlq-Cause": " ".join(reason.split())[: rules.ERROR_CHARS_MAX],
+        letters.STREAM: delivery.stream,
+        letters.CREATED: str(created_ns(source)),
+        letters.SEQUENCE: str(delivery.sequence),
+        letters.TIMESTAMP: str(delivery.timestamp_ns),
+        letters.CONSUMER: delivery.consumer,
+        letters.DELIVERIES: str(delivery.deliveries),
+        letters.SUBJECT: item.subject,
+        letters.OUTCOME: outcome.value,
+        letters.CAUSE: letters.one_line(reason),
     }
-    told |= {names.ORIGINAL_PREFIX + name: value for name, value in item.carried.items()}
+    carried = letters.carry(item.carried)
+    if carried.dropped:
+        told[letters.HEADERS] = str(carried.dropped)
     identity = ids.joined("letter", item.at_key.hex())
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, identity, 0)
     subject = subjects.dlq_request(ledger.agent)
-    return Sending(id_, subject, item.message.payload, told, limits.stream_of(subject))
+    sending = Sending(id_, subject, item.message.payload, told | carried.headers, limits.stream_of(subject))
+    try:
+        limits.check_size(sending)
+    except TooLarge:
+        told |= {letters.PAYLOAD: letters.POINTER, letters.BYTES: str(len(item.message.payload))}
+        return Sending(id_, subject, b"", told | carried.headers, sending.stream)
+    return sending
+
+
+def created_ns(source: Source) -> int:
+    """When the stream was made; the number of its incarnation stands behind."""
+    return parse_time_ns(source.created.partition("#")[0])

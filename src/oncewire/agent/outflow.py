@@ -17,7 +17,7 @@ from oncewire.contracts import subjects
 from oncewire.errors import ContractViolation
 from oncewire.jetstream import Client, Outgoing, PubAck, Start, parse_reply
 from oncewire.jetstream import protocol as wire
-from oncewire.jetstream.publish import DEAD_LETTER_RESERVE
+from oncewire.jetstream.publish import reserve_of
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Sending
 from oncewire.ledger.store import Block, Mark
@@ -73,7 +73,7 @@ class Targets:
 
     def check_size(self, sending: Sending) -> None:
         headers = sum(len(name) + len(value) + 4 for name, value in sending.headers.items()) if sending.headers else 0
-        self._client.connection.check_size(len(sending.payload) + headers + 256, DEAD_LETTER_RESERVE)
+        self._client.connection.check_size(len(sending.payload) + headers + 256, reserve_of(sending.subject))
 
 
 def outgoing_of(sending: Sending) -> Outgoing:

@@ -11,6 +11,7 @@ after, what any process of this ledger left open is published before it is forgo
 inputs come one by one until all that were in hand then are settled: one of them may be what killed the process.
 
     intake      one source: asks, holds, cuts batches        lane      async handlers
+    exhausted   what the ledger knows of given-up inputs
     commits     commit, publish, ack                         upkeep    each second: due, open, exhausted, marks
 
 The named steps, in the order of an input's way; `at` is called with the name right after each:
@@ -38,6 +39,7 @@ from oncewire.agent import sources as opening
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item, Point, nothing_happens
 from oncewire.agent.commits import Commits
+from oncewire.agent.exhausted import Asked
 from oncewire.agent.intake import Intake
 from oncewire.agent.keepalive import KeepAlive
 from oncewire.agent.lane import Lane
@@ -139,6 +141,7 @@ class Runner:
         self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
         self.upkeep = Upkeep(client, agent, self.commits, reading, self.opened, self._in_hand, keepalive.check)
         self.lane = Lane(self.commits, agent.concurrency, agent.handler_timeout_s)
+        self._asked = Asked(client, self.commits, self._in_hand)
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())
         await self.upkeep.sweep(is_start=True)
         await keepalive.start()
@@ -146,6 +149,7 @@ class Runner:
             Intake(client, agent, opened, reading, self.commits, self.lane, is_unclean=self.is_unclean)
             for opened in self.opened.values()
         ]
+        self._asked.start(self.opened)
         self._begin_tasks()
 
     async def _check_ownership(self) -> None:
@@ -201,6 +205,7 @@ class Runner:
     async def stop(self, timeout_s: float = DRAIN_S) -> None:
         """Drain: take nothing new, finish what is in hand, leave the ledger closed off."""
         self.commits.stopping.set()
+        self._asked.stop()
         is_clean = await self._finished_within(timeout_s)
         await _cancelled([*self._intake_tasks, *self._tasks])
         await self.lane.stop()

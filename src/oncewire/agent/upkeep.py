@@ -25,6 +25,7 @@ from oncewire.agent.handlers import Handler
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
+from oncewire.contracts import letters
 from oncewire.errors import NotFound, Unavailable
 from oncewire.jetstream import Client
 from oncewire.jetstream.protocol import Message, encode_headers
@@ -37,8 +38,7 @@ log = logging.getLogger("oncewire.agent")
 EVERY_S = 1.0
 SWEEP_AFTER_MS = 10_000
 """A block that another living process has just written is left to it for so long."""
-GIVEN_UP = "the process died or stood still while handling it, at every delivery"
-GONE = "Oncewire-Dlq-Payload"
+GIVEN_UP = "died: the process died or stood still while handling it, at every delivery"
 
 
 class Upkeep:
@@ -193,7 +193,9 @@ class Upkeep:
             group.give_up(item, Outcome.DEAD, attempt.error or GIVEN_UP)
             if is_gone:
                 letter = group.sendings[-1]
-                group.sendings[-1] = msgspec.structs.replace(letter, headers=(letter.headers or {}) | {GONE: "gone"})
+                group.sendings[-1] = msgspec.structs.replace(
+                    letter, headers=(letter.headers or {}) | {letters.PAYLOAD: letters.GONE}
+                )
 
         settled = await self.commits.settle_without_running(item, opened.max_deliver, give_up)
         self.commits.at("buried")

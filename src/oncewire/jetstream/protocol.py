@@ -257,7 +257,7 @@ def _header_name(name: str) -> bytes:
     return name.encode() + b": "
 
 
-def encode_headers(headers: Mapping[str, str]) -> bytes:
+def encode_headers(headers: Mapping[str, str], bytes_max: int = HEADER_BYTES_MAX) -> bytes:
     """A header block. Refuses names and values that would break out of their line."""
     lines = [HEADER_LINE]
     for name, value in headers.items():
@@ -268,8 +268,8 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
         except UnicodeEncodeError:
             raise ContractViolation(f"the value of header {name} is not valid text", field=name) from None
     block = CRLF.join(lines) + b"\r\n\r\n"
-    if len(block) > HEADER_BYTES_MAX:
-        raise ContractViolation(f"the headers take {len(block)} bytes, {HEADER_BYTES_MAX} are allowed")
+    if len(block) > bytes_max:
+        raise ContractViolation(f"the headers take {len(block)} bytes, {bytes_max} are allowed")
     return block
 
 

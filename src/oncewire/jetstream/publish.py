@@ -60,6 +60,9 @@ BATCH_BYTES_MAX: Final = 32 * 1024 * 1024
 BATCHES_OPEN_MAX: Final = 8
 DEAD_LETTER_RESERVE: Final = 16 * 1024
 """Kept free below max_payload, so that a dead letter with its own headers always fits."""
+LETTER_HEADER_BYTES_MAX: Final = 60 * 1024
+"""A letter carries the original's headers besides its own; the server takes 64 KiB."""
+_LETTERS: Final = ("dlq.", "dlq_requests.")
 
 
 class PubAck(msgspec.Struct, frozen=True, gc=False, rename={"sequence": "seq"}):
@@ -94,6 +97,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         return not self.headers or not any(name.startswith("Nats-Expected-Last-") for name in self.headers)
 
 
+def reserve_of(subject: str) -> int:
+    """What a message on the subject leaves free below max_payload: letters, and requests for them, nothing."""
+    return 0 if subject.startswith(_LETTERS) else DEAD_LETTER_RESERVE
+
+
 Outcome = PubAck | OncewireError
 Api = Callable[[str, dict[str, object]], Awaitable[dict[str, object]]]
 
@@ -118,7 +126,8 @@ def encode_header(message: Outgoing, extra: str = "") -> bytes:
         if message.msg_id:
             return f"NATS/1.0\r\nNats-Msg-Id: {message.msg_id}\r\n{extra}\r\n".encode()
         return f"NATS/1.0\r\n{extra}\r\n".encode() if extra else b""
-    block = protocol.encode_headers(_all_headers(message))
+    bytes_max = LETTER_HEADER_BYTES_MAX if message.subject.startswith(_LETTERS) else protocol.HEADER_BYTES_MAX
+    block = protocol.encode_headers(_all_headers(message), bytes_max)
     return block[:-2] + extra.encode() + protocol.CRLF if extra else block
 
 
@@ -334,7 +343,7 @@ class Publisher:
 
     def _frame(self, message: Outgoing, number: int, extra: str = "") -> bytes:
         header = encode_header(message, extra)
-        self.connection.check_size(len(header) + len(message.payload), DEAD_LETTER_RESERVE)
+        self.connection.check_size(len(header) + len(message.payload), reserve_of(message.subject))
         reply = self.connection.reply_to(number) if number else b""
         return protocol.encode_pub(protocol.encode_subject(message.subject), reply, message.payload, header)
 
