@@ -1,0 +1,1 @@
+"""The `/v1` broker: topics, partitions, groups, leases, retries and idempotency, over HTTP."""
