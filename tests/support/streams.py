@@ -9,8 +9,11 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client as Witness
+from nats.aio.msg import Msg
+from nats.js.errors import ServiceUnavailableError
 
 from oncewire.jetstream import Client, Outgoing
+from tests.support.wait import until_async
 
 _serial = itertools.count(1)
 
@@ -68,8 +71,15 @@ async def stored_ids(url: str, stream: str) -> list[str]:
         if not total:
             return found
         sub = await js.pull_subscribe("", stream=stream)
+
+        async def fetched() -> list[Msg]:
+            try:
+                return await sub.fetch(min(1_000, total - len(found)), timeout=10)
+            except ServiceUnavailableError:
+                return []  # in a cluster, the consumer just made is not known to every server yet
+
         while len(found) < total:
-            for message in await sub.fetch(min(1_000, total - len(found)), timeout=10):
+            for message in await until_async(fetched, f"messages of {stream}"):
                 found.append((message.headers or {})["Nats-Msg-Id"])
                 await message.ack()
         await sub.unsubscribe()
