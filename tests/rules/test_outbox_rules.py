@@ -145,6 +145,27 @@ def test_rows_are_grouped_by_conversation_and_ordered_by_sequence() -> None:
     ]
 
 
+FLAWED = '{"n": 9007199254740993}'
+
+
+def test_a_claim_ends_before_a_row_that_readers_would_refuse() -> None:
+    first, second, third = rows(1, 3)
+    found = started(Claim(CONVERSATION, 7, (first, replace(second, metadata=FLAWED), third)))
+    assert ((first,), 7, "") == (found.claim.rows, found.expected, found.refused)
+
+
+def test_a_conversation_stops_at_a_first_row_that_readers_would_refuse() -> None:
+    first, second = rows(1, 2)
+    found = started(Claim(CONVERSATION, 0, (replace(first, citations=FLAWED), second)))
+    assert (True, 1) == (found.is_over, found.next_row.sequence)
+    assert "event.citations: n is a whole number beyond" in found.refused
+
+
+def test_a_voided_row_is_published_whatever_it_holds() -> None:
+    found = started(Claim(CONVERSATION, 0, (replace(ROW, metadata=FLAWED, void_reason="r"),)))
+    assert "" == found.refused
+
+
 # ---- after a refusal
 
 

@@ -16,9 +16,12 @@ from typing import Any, Final
 from msgspec import Struct
 
 from oncewire.contracts.headers import MSG_ID, TRACEPARENT
+from oncewire.contracts.message import decode_message
+from oncewire.contracts.subjects import check_subject
 from oncewire.database.postgres import queries
-from oncewire.errors import NotFound, OncewireError, Unavailable
+from oncewire.errors import NotFound, OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing, PubAck, Start
+from oncewire.jetstream.client import QUERIES_PREFIX
 from oncewire.outbox.publish import OnStep
 from oncewire.outbox.rules import BYTES_MAX, ROWS_MAX
 from oncewire.outbox.source import Taken, transaction
@@ -87,7 +90,10 @@ class Messages:
         """Rows for this relay alone, marked as sent with where their streams stand now; both on disk."""
         async with transaction(connection, SQL["begin_durable"], self._schema):
             records = await connection.fetch(SQL["claim_messages"], ROWS_MAX, BYTES_MAX)
-            taken = [Waiting(*record[:8]) for record in map(tuple, records)]
+            claimed = [Waiting(*record[:8]) for record in map(tuple, records)]
+            flaws = {one.id: flaw for one in claimed if (flaw := flaw_of(one))}
+            await self._mark(connection, (), flaws)
+            taken = [one for one in claimed if one.id not in flaws]
             if not taken:
                 return [], {}
             targets = await self._targets({one.subject for one in taken})
@@ -187,6 +193,16 @@ class Messages:
                 messages = await reader.fetch(timeout_s=1.0)
                 ids |= {message.headers.get(MSG_ID, "") for message in messages}
         return ids
+
+
+def flaw_of(one: Waiting) -> str:
+    """Why a row can never be published, '' when it can. Enqueue refuses such rows; an INSERT of one's own does not."""
+    try:
+        check_subject(one.subject)
+        decode_message(one.body.encode())
+    except Refused as wrong:
+        return wrong.message
+    return "queries are requests: no stream confirms them" if one.subject.startswith(QUERIES_PREFIX) else ""
 
 
 def _split(rows: Iterable[Waiting]) -> tuple[list[Waiting], list[Waiting]]:

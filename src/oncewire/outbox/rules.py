@@ -15,15 +15,18 @@ Other envelopes on the subject carry committed sequences too; only the relay's o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import replace
 
 from oncewire.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE, TENANT
-from oncewire.contracts.realtime import VERSION
+from oncewire.contracts.realtime import VERSION, decode_realtime
+from oncewire.errors import Refused
 
 ROWS_MAX = 1_000
 """An atomic batch takes no more."""
@@ -188,7 +191,27 @@ class Progress(Struct, frozen=True):
 
 
 def started(claim: Claim) -> Progress:
-    return Progress(claim, 0, claim.expected)
+    """Before anything is published. The claim ends before a row that readers would refuse; where that row is the first
+    one, the conversation stops at it."""
+    flaw = flaw_of(claim.rows[0])
+    if flaw:
+        return Progress(claim, 0, claim.expected, refused=flaw)
+    readable = tuple(itertools.takewhile(lambda row: not flaw_of(row), claim.rows))
+    return Progress(replace(claim, rows=readable), 0, claim.expected)
+
+
+def flaw_of(row: Row) -> str:
+    """Why readers would refuse a row's envelope, '' when they take it.
+
+    Enqueue checks its JSON; SQL that calls the function itself may store numbers that JSON readers round or refuse.
+    """
+    if row.void_reason is not None or (row.citations is None and row.metadata is None):
+        return ""
+    try:
+        decode_realtime(body_of(row))
+    except Refused as wrong:
+        return wrong.message
+    return ""
 
 
 def resolved(progress: Progress, stored: Sequence[Stored], last: int) -> Progress:
