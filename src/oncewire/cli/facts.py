@@ -8,10 +8,9 @@ from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
-from oncewire import doctor, monitor, topology
+from oncewire import doctor, extras, monitor, topology
 from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
-from oncewire.embedded.postgres import driver
 from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
 from oncewire.jetstream import Client
 from oncewire.jetstream.options import options_from
@@ -120,7 +119,7 @@ async def postgres_facts(settings: Settings) -> doctor.Postgres | None:
 
 
 async def _ask_postgres(url: str, shown: str) -> doctor.Postgres:
-    asyncpg = driver()
+    asyncpg = extras.asyncpg()
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_S_MAX)
         try:

@@ -12,6 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from oncewire import extras
 from oncewire.errors import (
     AuthenticationFailed,
     Conflict,
@@ -67,19 +68,10 @@ def translate(error: Exception) -> OncewireError:
     return NotConnected(f"PostgreSQL: {error}", hint="Is it running? Check postgres.url, or start `oncewire up`.")
 
 
-def driver() -> Any:
-    """asyncpg, imported when it is needed."""
-    try:
-        import asyncpg
-    except ImportError:
-        raise Refused("asyncpg is not installed", hint="pip install 'oncewire[postgres]'") from None
-    return asyncpg
-
-
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
     """Everything that asyncpg raises in this block becomes an error of ours."""
-    asyncpg = driver()
+    asyncpg = extras.asyncpg()
     try:
         yield
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -93,7 +85,7 @@ async def connect(url: str, *, cache_statements: bool = True) -> Any:
     session: a pooler would hand it to others.
     """
     with translated():
-        return await driver().connect(
+        return await extras.asyncpg().connect(
             url,
             timeout=CONNECT_S_MAX,
             command_timeout=COMMAND_S_MAX,

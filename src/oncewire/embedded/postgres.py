@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from oncewire import extras
 from oncewire.embedded.folder import DataFolder, Server, sync_folder, translated, write_whole
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, User, command_of, quoted
 from oncewire.errors import AuthenticationFailed, Conflict, Corrupt, NotFound, Refused, TimedOut, Unavailable
@@ -70,17 +71,6 @@ def _number(name: str) -> int:
     return int(digits) if digits else 0
 
 
-def driver() -> Any:
-    """The module asyncpg, imported when it is needed: it takes a tenth of a second."""
-    try:
-        import asyncpg
-    except ImportError:
-        raise Refused(
-            "the PostgreSQL driver asyncpg is not installed", hint="Install it: pip install 'oncewire[postgres]'."
-        ) from None
-    return asyncpg
-
-
 class Postgres:
     """The server, from an empty folder to its end."""
 
@@ -108,7 +98,7 @@ class Postgres:
         return Server(self.url, mark=self.child.mark if self.child else None)
 
     async def start(self) -> None:
-        driver()
+        extras.asyncpg()
         with translated(self._folder):
             if not self._data.exists():
                 await self._make()
@@ -201,7 +191,7 @@ class Postgres:
 
     async def _log_in(self) -> str:
         assert self.child is not None
-        asyncpg = driver()
+        asyncpg = extras.asyncpg()
         while self.child.is_running:
             try:
                 connection = await asyncpg.connect(self._url("postgres"), ssl=False, timeout=CONNECT_S_MAX)
