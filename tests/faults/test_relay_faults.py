@@ -7,6 +7,8 @@ import contextlib
 import random
 import signal
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -15,14 +17,16 @@ from tests.support.nats import NatsServer
 from tests.support.outbox import (
     Load,
     RelayProcess,
+    assert_all_messages_once,
     assert_all_once_in_order,
     drained,
     make_chat_stream,
     postgres,
 )
 from tests.support.postgres import postgres_server, shared_postgres
-from tests.support.wait import until
-from tests.system.test_relay_crashes import STEPS, crash_at
+from tests.support.wait import until, until_async
+from tests.system.test_outbox_messages import STEPS as MESSAGE_STEPS
+from tests.system.test_relay_crashes import STEPS, crash_at, make_streams
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1_800)]
 
@@ -34,9 +38,19 @@ END_IDLE_SESSIONS = """
 """
 
 
+DISPATCHED = "SELECT array_agg(dispatched_sequence ORDER BY conversation_id) FROM conversation_relay"
+
+
 @pytest.mark.parametrize("step", STEPS)
 async def test_twenty_deaths_at_a_step_lose_and_double_nothing(server: NatsServer, step: str) -> None:
     await crash_at(server, step, times=KILLS, count=4)
+
+
+@pytest.mark.parametrize("step", MESSAGE_STEPS)
+async def test_twenty_deaths_at_a_step_of_the_general_outbox_lose_and_double_nothing(
+    server: NatsServer, step: str
+) -> None:
+    await crash_at(server, step, times=KILLS, count=4, has_messages=True)
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -45,8 +59,7 @@ async def test_random_kills_of_relays_and_servers_lose_and_double_nothing(server
     chance = random.Random(seed)
     with postgres_server() as database, contextlib.ExitStack() as stack:
         url = await database.migrated().new_database()
-        async with oncewire.connect(server.url) as client:
-            await make_chat_stream(client)
+        await make_streams(server)
         relays = [stack.enter_context(RelayProcess(server.url, url)) for _ in range(2)]
 
         def kill_relay() -> None:
@@ -63,7 +76,7 @@ async def test_random_kills_of_relays_and_servers_lose_and_double_nothing(server
             database.start()
 
         acts: list[Callable[[], None]] = [kill_relay] * 4 + [restart_nats, restart_postgres]
-        load = Load(url, conversations=25, writers=4, seed=seed, pause_s=0.002)
+        load = Load(url, conversations=25, writers=4, seed=seed, pause_s=0.002, has_messages=True)
         async with load.running():
             for _ in range(3 * KILLS):
                 seen, wanted = load.acknowledged.total(), chance.randrange(20, 400)
@@ -72,6 +85,7 @@ async def test_random_kills_of_relays_and_servers_lose_and_double_nothing(server
         await drained(url)
         await load.assert_nothing_acknowledged_is_lost()
         assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total()
+        assert await assert_all_messages_once(server.url, url) >= load.transactions > 0
 
 
 async def test_a_stopped_relay_that_continues_does_no_harm(server: NatsServer) -> None:
@@ -84,13 +98,21 @@ async def test_a_stopped_relay_that_continues_does_no_harm(server: NatsServer) -
     with RelayProcess(server.url, url), RelayProcess(server.url, url) as sleepy:
         async with load.running():
             for _ in range(KILLS):
-                await asyncio.sleep(chance.uniform(0.0, 0.2))  # anywhere in its work
+                seen, wanted = load.acknowledged.total(), chance.randrange(100)
+                await until(lambda seen=seen, wanted=wanted: load.acknowledged.total() > seen + wanted, "some load")
                 sleepy.process.send_signal(signal.SIGSTOP)
                 seen = load.acknowledged.total()
                 async with postgres(url) as connection:
                     await until(lambda seen=seen: load.acknowledged.total() > seen + 300, "work that it misses")
                     await connection.execute(END_IDLE_SESSIONS)
-                await asyncio.sleep(0.2)  # the other relay takes what was freed
+                    before = await connection.fetchval(DISPATCHED)
+                    await until_async(partial(_has_moved, connection, before), "the other relay to take what was freed")
                 sleepy.process.send_signal(signal.SIGCONT)
         await drained(url)
     assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total() > 0
+
+
+async def _has_moved(connection: Any, before: list[int]) -> bool:
+    """Whether every conversation of then has gone on."""
+    after: list[int] = await connection.fetchval(DISPATCHED)
+    return all(now > then for then, now in zip(before, after, strict=False))

@@ -22,11 +22,14 @@ import oncewire
 from oncewire.cli import face
 from oncewire.jetstream import Client
 from oncewire.outbox.relay import Relay, RelayOptions
-from tests.support.streams import witness
+from tests.support.streams import stored_ids, witness
 from tests.support.wait import until_async
 
 STREAM = "CHAT_EVENTS"
 ENQUEUE = "SELECT message_id::text, sequence FROM enqueue_conversation_message($1, 'user', $2)"
+ENQUEUE_MESSAGE = "SELECT enqueue_message($1, $2::text::json)"
+MESSAGES_STREAM = "sr-events"
+MESSAGES_SUBJECT = "sr.events.loop"
 ROLLED_BACK = "rolled back"
 AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What asyncpg raises when its server is killed."""
@@ -38,9 +41,23 @@ async def make_chat_stream(client: Client, **config: Any) -> None:
     await client.api(f"STREAM.CREATE.{STREAM}", body | config)
 
 
+async def make_messages_stream(client: Client, **config: Any) -> None:
+    """A stream for the general outbox."""
+    body = {"name": MESSAGES_STREAM, "subjects": ["sr.events.>"], "allow_direct": True, "allow_atomic": True}
+    await client.api(f"STREAM.CREATE.{MESSAGES_STREAM}", body | config)
+
+
+def envelope_json(key: str, payload: str = "{}") -> str:
+    """A MessageEnvelope as somebody's own SQL writes it."""
+    return (
+        '{"schema_version":"1.0","message_type":"LoopCreated","message_id":"m","timestamp":"2025-01-01T00:00:00Z",'
+        f'"actor_id":"a","actor_kind":"HUMAN","payload":{payload},"idempotency_key":"{key}"}}'
+    )
+
+
 @contextlib.asynccontextmanager
-async def postgres(url: str) -> AsyncIterator[Any]:
-    connection = await asyncpg.connect(url)
+async def postgres(url: str, **options: Any) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url, **options)
     try:
         yield connection
     finally:
@@ -64,7 +81,7 @@ async def drained(url: str) -> None:
             return await open_rows(url) == 0
         return False
 
-    await until_async(is_empty, "an empty outbox", deadline_s=120)
+    await until_async(is_empty, "an empty outbox", deadline_s=240)
 
 
 # ---- what is in the stream, told by another client
@@ -122,6 +139,15 @@ async def assert_all_once_in_order(nats_url: str, url: str) -> int:
     return len(rows)
 
 
+async def assert_all_messages_once(nats_url: str, url: str) -> int:
+    """Every committed message of the general outbox is in its stream once, under its key; nothing else."""
+    async with postgres(url) as connection:
+        keys = sorted(record[0] for record in await connection.fetch("SELECT idempotency_key FROM outbox_messages"))
+    assert not any(key.startswith(ROLLED_BACK) for key in keys)
+    assert keys == sorted(await stored_ids(nats_url, MESSAGES_STREAM))
+    return len(keys)
+
+
 # ---- writers
 
 
@@ -135,6 +161,8 @@ class Load:
     seed: int = 1
     per_transaction: int = 3
     pause_s: float = 0.0
+    has_messages: bool = False
+    """Whether each transaction also holds a message of the general outbox."""
     acknowledged: Counter[str] = field(default_factory=Counter)
     """Messages by conversation whose commit was confirmed to the writer."""
 
@@ -142,6 +170,7 @@ class Load:
         chance = random.Random(self.seed)
         self.ids = [uuid.UUID(int=chance.getrandbits(128), version=4) for _ in range(self.conversations)]
         self._stopping = asyncio.Event()
+        self.transactions = 0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Load]:
@@ -167,12 +196,19 @@ class Load:
             transaction = connection.transaction()
             await transaction.start()
             await connection.fetch(ENQUEUE, picked[0], ROLLED_BACK)
+            await self._enqueue_message(connection, f"{ROLLED_BACK} {chance.getrandbits(64)}")
             await transaction.rollback()
             return
         async with connection.transaction():
             for one in picked:
                 await connection.fetch(ENQUEUE, one, f"{one}-{chance.getrandbits(64)}")
+            await self._enqueue_message(connection, f"key-{chance.getrandbits(64)}")
         self.acknowledged.update(str(one) for one in picked)
+        self.transactions += 1
+
+    async def _enqueue_message(self, connection: Any, key: str) -> None:
+        if self.has_messages:
+            await connection.fetch(ENQUEUE_MESSAGE, MESSAGES_SUBJECT, envelope_json(key))
 
     async def assert_nothing_acknowledged_is_lost(self) -> None:
         async with postgres(self.url) as connection:

@@ -46,7 +46,7 @@ OPTIONS = {
 _serial = itertools.count(1)
 
 
-def _as_nobody(argv: list[str], folder: Path) -> list[str]:
+def as_nobody(argv: list[str], folder: Path) -> list[str]:
     """PostgreSQL refuses root: the product's own shim runs it as nobody, also from a clone in a closed folder."""
     if os.geteuid() != 0:
         return argv
@@ -68,7 +68,7 @@ class PostgresServer:
         return f"postgresql://oncewire@127.0.0.1:{self.port}/{database}"
 
     def run(self, program: str, *args: str) -> None:
-        command = _as_nobody([str(programs() / program), *args], self.folder)
+        command = as_nobody([str(programs() / program), *args], self.folder)
         subprocess.run(command, check=True, capture_output=True, cwd=self.folder)
 
     def make(self) -> PostgresServer:
@@ -91,7 +91,7 @@ class PostgresServer:
         assert self.process is None or self.process.poll() is not None, "already running"
         options = [word for name, value in self.options.items() for word in ("-c", f"{name}={value}")]
         argv = [str(programs() / "postgres"), "-D", str(self.data), "-p", str(self.port), *options]
-        command = _as_nobody(argv, self.folder)
+        command = as_nobody(argv, self.folder)
         with (self.folder / "server.log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder)
         if wait:

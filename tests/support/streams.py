@@ -62,6 +62,17 @@ async def witness(url: str) -> AsyncIterator[Witness]:
         await connection.close()
 
 
+async def window_passed(client: Client, subject: str) -> None:
+    """Until the stream has forgotten an id that it is given now. What this publishes has the prefix `probe-`."""
+    probe = unique("probe-")
+
+    async def is_stored() -> bool:
+        return not (await client.publish(subject, b"{}", msg_id=probe)).is_duplicate
+
+    assert await is_stored()
+    await until_async(is_stored, "the end of the duplicate window")
+
+
 async def stored_ids(url: str, stream: str) -> list[str]:
     """The ids of everything in the stream, in order, as the witness reads it."""
     found: list[str] = []

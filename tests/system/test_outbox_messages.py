@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,12 +18,12 @@ from oncewire.jetstream import Client
 from oncewire.outbox.inspect import retry, status, void_message
 from oncewire.outbox.relay import RelayOptions, relaying
 from tests.support.nats import NatsServer
-from tests.support.outbox import RelayProcess, drained
+from tests.support.outbox import MESSAGES_STREAM, MESSAGES_SUBJECT, RelayProcess, drained, make_messages_stream
 from tests.support.postgres import shared_postgres
-from tests.support.streams import stored_ids
+from tests.support.streams import stored_ids, window_passed
 from tests.support.wait import until, until_async
 
-SUBJECT = "sr.events.loop"
+STEPS = ["marking_sent", "sent", "messages_published", "messages_marked"]
 
 
 def message(number: int) -> MessageEnvelope:
@@ -45,7 +44,7 @@ class Place:
     client: Client
     connection: Any
 
-    async def enqueue(self, *numbers: int, subject: str = SUBJECT) -> list[str]:
+    async def enqueue(self, *numbers: int, subject: str = MESSAGES_SUBJECT) -> list[str]:
         async with self.connection.transaction():
             for number in numbers:
                 await outbox.enqueue_message_async(self.connection, subject, message(number))
@@ -55,12 +54,15 @@ class Place:
         async with relaying(self.client, self.url, RelayOptions()):
             await drained(self.url)
 
-    async def stream(self, name: str = "sr-events", **config: Any) -> None:
-        body = {"name": name, "subjects": ["sr.events.>"], "allow_direct": True, "allow_atomic": True}
-        await self.client.api(f"STREAM.CREATE.{name}", body | config)
+    async def stream(self, **config: Any) -> None:
+        await make_messages_stream(self.client, **config)
 
-    async def ids(self, name: str = "sr-events") -> list[str]:
-        return await stored_ids(self.nats_url, name)
+    async def ids(self, name: str = MESSAGES_STREAM) -> list[str]:
+        return [one for one in await stored_ids(self.nats_url, name) if not one.startswith("probe-")]
+
+    async def window_passed(self) -> None:
+        """Every id that the stream knows by now is forgotten."""
+        await window_passed(self.client, "sr.events.probe")
 
     async def forget_marks(self) -> None:
         """As a relay leaves it that dies between publish and mark."""
@@ -83,7 +85,7 @@ async def test_each_message_is_published_once_under_its_idempotency_key(place: P
     keys = await place.enqueue(*range(200))
     await place.relayed()
     assert sorted(await place.ids()) == sorted(keys)
-    stored = await place.client.get_last("sr-events", SUBJECT)
+    stored = await place.client.get_last(MESSAGES_STREAM, MESSAGES_SUBJECT)
     assert decode_message(stored.payload).message_type == "LoopCreated"
 
 
@@ -105,9 +107,9 @@ async def test_the_trace_travels_in_the_headers(place: Place) -> None:
     await place.stream()
     trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     async with place.connection.transaction():
-        await outbox.enqueue_message_async(place.connection, SUBJECT, message(1), traceparent=trace)
+        await outbox.enqueue_message_async(place.connection, MESSAGES_SUBJECT, message(1), traceparent=trace)
     await place.relayed()
-    assert (await place.client.get_last("sr-events", SUBJECT)).headers["traceparent"] == trace
+    assert (await place.client.get_last(MESSAGES_STREAM, MESSAGES_SUBJECT)).headers["traceparent"] == trace
 
 
 async def test_a_repeat_within_the_duplicate_window_is_dropped_by_the_stream(place: Place) -> None:
@@ -125,7 +127,7 @@ async def test_after_the_duplicate_window_the_stream_is_searched_first(place: Pl
     await place.relayed()
     await place.forget_marks()
     await place.enqueue(*range(30, 40))
-    await asyncio.sleep(0.3)  # longer than the window: that is what is tested
+    await place.window_passed()
     await place.relayed()
     ids = await place.ids()
     assert (len(ids), len(set(ids))) == (40, 40)
@@ -149,7 +151,7 @@ async def test_a_work_queue_cannot_be_searched_and_gets_it_again(place: Place) -
     await place.relayed()
     await place.client.api("STREAM.PURGE.sr-events", {})
     await place.forget_marks()
-    await asyncio.sleep(0.3)
+    await place.window_passed()
     await place.relayed()
     assert len(await place.ids()) == 1
 
@@ -204,13 +206,13 @@ async def test_while_nats_is_away_no_attempt_is_counted(place: Place, server: Na
     assert len(await place.ids()) == 1
 
 
-@pytest.mark.parametrize("step", ["marking_sent", "sent", "messages_published", "messages_marked"])
+@pytest.mark.parametrize("step", STEPS)
 async def test_a_relay_that_dies_at_a_step_loses_and_doubles_nothing(place: Place, step: str) -> None:
     await place.stream(duplicate_window=100_000_000)
     keys = await place.enqueue(*range(50))
     with RelayProcess(place.nats_url, place.url, step) as doomed:
         await until(lambda: not doomed.is_running, f"a death at {step}")
-    await asyncio.sleep(0.2)  # the ids are forgotten
+    await place.window_passed()
     await place.connection.execute("UPDATE outbox_messages SET claimed_until = NULL")  # the lease is over
     with RelayProcess(place.nats_url, place.url):
         await drained(place.url)
@@ -240,10 +242,10 @@ async def test_two_relays_share_the_work(place: Place) -> None:
         ("$JS.API.STREAM.DELETE.x", {}, "OW400"),
         ("_INBOX.x", {}, "OW400"),
         ("x" * 1_025, {}, "OW400"),
-        (SUBJECT, {"schema_version": "2.0"}, "OW400"),
-        (SUBJECT, {"idempotency_key": ""}, "OW400"),
-        (SUBJECT, {"idempotency_key": "a\nb"}, "OW400"),
-        (SUBJECT, {"payload": "x" * 2_000_000}, "OW413"),
+        (MESSAGES_SUBJECT, {"schema_version": "2.0"}, "OW400"),
+        (MESSAGES_SUBJECT, {"idempotency_key": ""}, "OW400"),
+        (MESSAGES_SUBJECT, {"idempotency_key": "a\nb"}, "OW400"),
+        (MESSAGES_SUBJECT, {"payload": "x" * 2_000_000}, "OW413"),
     ],
 )
 async def test_what_could_never_be_published_is_refused(

@@ -31,6 +31,7 @@ from tests.support.outbox import (
     make_chat_stream,
 )
 from tests.support.postgres import shared_postgres
+from tests.support.streams import window_passed
 from tests.support.wait import until, until_async
 
 
@@ -190,7 +191,8 @@ async def test_what_was_published_and_not_marked_is_found_after_the_duplicate_wi
     before = await found_in_stream(place.nats_url)
     await place.connection.execute("UPDATE message_outbox SET status = 'pending', dispatched_at = NULL")
     await place.connection.execute("UPDATE conversation_relay SET stream_sequence = 0, dispatched_sequence = 0")
-    await asyncio.sleep(0.2)  # longer than the window: that is what is tested
+    await window_passed(place.client, "chat.tokens.probe")
+    await place.client.api(f"STREAM.PURGE.{STREAM}", {"filter": "chat.tokens.probe"})
     for one in ids:
         await place.enqueue(one, "c")
     await place.relayed()

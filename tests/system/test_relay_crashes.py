@@ -17,10 +17,12 @@ from tests.support.outbox import (
     ENQUEUE,
     Load,
     RelayProcess,
+    assert_all_messages_once,
     assert_all_once_in_order,
     drained,
     found_in_stream,
     make_chat_stream,
+    make_messages_stream,
     open_rows,
 )
 from tests.support.postgres import postgres_server, shared_postgres
@@ -29,12 +31,11 @@ from tests.support.wait import until, until_async
 STEPS = ["claimed", "publishing", "row_published", "published", "marked", "committed"]
 
 
-async def crash_at(server: NatsServer, step: str, times: int, *, count: int) -> None:
+async def crash_at(server: NatsServer, step: str, times: int, *, count: int, has_messages: bool = False) -> None:
     """Under load, beside a second relay: a relay that dies at the step, started again and again."""
     url = await shared_postgres().new_database()
-    async with oncewire.connect(server.url) as client:
-        await make_chat_stream(client)
-    load = Load(url, conversations=15, writers=2, pause_s=0.01)
+    await make_streams(server)
+    load = Load(url, conversations=15, writers=2, pause_s=0.01, has_messages=has_messages)
     with RelayProcess(server.url, url):
         async with load.running():
             for time in range(times):
@@ -42,6 +43,15 @@ async def crash_at(server: NatsServer, step: str, times: int, *, count: int) -> 
                     await until(lambda doomed=doomed: not doomed.is_running, f"a death at {step}")
         await drained(url)
     assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total() > 0
+    if has_messages:
+        assert await assert_all_messages_once(server.url, url) >= load.transactions > 0
+
+
+async def make_streams(server: NatsServer) -> None:
+    """The duplicate window is shorter than the lease on a message: what a dead relay left is searched for."""
+    async with oncewire.connect(server.url) as client:
+        await make_chat_stream(client)
+        await make_messages_stream(client, duplicate_window=30_000_000_000)
 
 
 @pytest.mark.parametrize("step", STEPS)

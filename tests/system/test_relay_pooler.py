@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
+import socket
 import struct
+import subprocess
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 import oncewire
+from oncewire.database.migrate import migrate
 from oncewire.outbox import RelayOptions, relaying
-from tests.support.nats import NatsServer
+from oncewire.outbox.inspect import status
+from tests.support.nats import NatsServer, free_port
 from tests.support.outbox import ENQUEUE, assert_all_once_in_order, drained, make_chat_stream, postgres
-from tests.support.postgres import shared_postgres
+from tests.support.postgres import NOBODY, as_nobody, shared_postgres
+from tests.support.wait import until
 
+PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+SAID = "LISTEN does not work here (a pooler in transaction mode?): polling every 50 ms"
 NOTIFICATION = b"A"
 PARSE = b"P"
 
@@ -106,8 +115,75 @@ async def test_a_pooler_in_transaction_mode_is_noticed_said_and_served(
                 await drained(url)
             assert not relay.is_notified
             idle = await connection.fetchval("SELECT idle_until FROM relay_state")
-    assert "LISTEN does not work here (a pooler in transaction mode?): polling every 50 ms" in caplog.text
+    assert SAID in caplog.text
     assert pooler.lost_notifications > 0
     assert pooler.named_statements == 0
     assert idle.year < 2000, "no writer must notify in vain"
     assert await assert_all_once_in_order(server.url, url) == 3
+
+
+@pytest.fixture
+def pgbouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a pgbouncer in transaction mode, with fewer connections than its clients have."""
+    if PGBOUNCER is None:
+        pytest.skip("pgbouncer is not installed (Debian: apt install pgbouncer)")
+    folder, port = tmp_path_factory.mktemp("pgbouncer"), free_port()
+    (folder / "users").write_text('"oncewire" ""\n')
+    (folder / "pgbouncer.ini").write_text(
+        f"""
+[databases]
+* = host=127.0.0.1 port={shared_postgres().port}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = trust
+auth_file = {folder}/users
+pool_mode = transaction
+default_pool_size = 4
+"""
+    )
+    if os.geteuid() == 0:
+        for path in (folder, *folder.iterdir()):
+            os.chown(path, NOBODY, NOBODY)
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            as_nobody([PGBOUNCER, str(folder / "pgbouncer.ini")], folder), stdout=log, stderr=log, cwd=folder
+        )
+    try:
+        yield port
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+        return True
+    return False
+
+
+async def test_pgbouncer_in_transaction_mode_is_noticed_said_and_served(
+    server: NatsServer, pgbouncer: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two relays, writers and the command line, all through it."""
+    await until(lambda: _answers(pgbouncer), "pgbouncer")
+    url = await shared_postgres().new_database()
+    through = url.replace(f":{shared_postgres().port}/", f":{pgbouncer}/") + "?sslmode=disable"
+    await migrate(through)
+    options = RelayOptions(poll_ms=50)
+    async with oncewire.connect(server.url) as client, postgres(through, statement_cache_size=0) as writer:
+        await make_chat_stream(client)
+        async with relaying(client, through, options) as one, relaying(client, through, options) as other:
+            for number in range(60):
+                async with writer.transaction():
+                    await writer.fetch(ENQUEUE, uuid.UUID(int=number % 3 + 1), f"{number}")
+            await drained(url)
+            assert not one.is_notified
+            assert not other.is_notified
+            async with writer.transaction():
+                assert (await writer.fetchval("SELECT idle_until FROM relay_state")).year < 2000
+        assert (await status(writer)).is_well
+    assert caplog.text.count(SAID) == 2
+    assert not one.problem
+    assert await assert_all_once_in_order(server.url, url) == 60

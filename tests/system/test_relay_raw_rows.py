@@ -16,14 +16,23 @@ import oncewire
 from oncewire.cli.outbox import outbox as outbox_command
 from oncewire.outbox import relaying
 from tests.support.nats import NatsServer
-from tests.support.outbox import ENQUEUE, drained, found_in_stream, make_chat_stream, open_rows
+from tests.support.outbox import (
+    ENQUEUE,
+    MESSAGES_STREAM,
+    MESSAGES_SUBJECT,
+    drained,
+    found_in_stream,
+    make_chat_stream,
+    make_messages_stream,
+    open_rows,
+)
+from tests.support.outbox import envelope_json as envelope
 from tests.support.postgres import shared_postgres
 from tests.support.streams import stored_ids
 from tests.support.wait import until_async
 
 RAW = "SELECT * FROM enqueue_conversation_message($1, 'user', $2, p_metadata => $3::text::jsonb)"
 RAW_MESSAGE = "INSERT INTO outbox_messages (subject, body, idempotency_key, traceparent) VALUES ($1, $2, $3, $4)"
-SUBJECT = "sr.events.loop"
 
 
 @pytest.fixture
@@ -52,13 +61,6 @@ async def stuck(url: str, kind: str, count: int) -> list[dict[str, Any]]:
 
     found: list[dict[str, Any]] = await until_async(listed, f"{count} stuck {kind}")
     return found
-
-
-def envelope(key: str, payload: str = "{}") -> str:
-    return (
-        '{"schema_version":"1.0","message_type":"LoopCreated","message_id":"m","timestamp":"2025-01-01T00:00:00Z",'
-        f'"actor_id":"a","actor_kind":"HUMAN","payload":{payload},"idempotency_key":"{key}"}}'
-    )
 
 
 @pytest.mark.parametrize("number", ["1e400", "9007199254740993", "-123456789012345678901234567890"])
@@ -106,18 +108,17 @@ async def test_messages_that_can_never_be_read_or_sent_fail_alone(
         "trace": "traceparent",
     }
     rows = [
-        (SUBJECT, envelope("range", '{"n":1e400}'), "range", None),
-        (SUBJECT, envelope("large", '{"n":12345678901234567890}'), "large", None),
-        (SUBJECT, "no json", "json", None),
+        (MESSAGES_SUBJECT, envelope("range", '{"n":1e400}'), "range", None),
+        (MESSAGES_SUBJECT, envelope("large", '{"n":12345678901234567890}'), "large", None),
+        (MESSAGES_SUBJECT, "no json", "json", None),
         ("sr.events loop", envelope("spaced"), "spaced", None),
         ("sr.queries.loop", envelope("query"), "query", None),
-        (SUBJECT, envelope("trace"), "trace", "00-\r\nX: y"),
-        (SUBJECT, envelope("fine"), "fine", None),
+        (MESSAGES_SUBJECT, envelope("trace"), "trace", "00-\r\nX: y"),
+        (MESSAGES_SUBJECT, envelope("fine"), "fine", None),
     ]
     await connection.executemany(RAW_MESSAGE, rows)
     async with oncewire.connect(server.url) as client:
-        body = {"name": "sr-events", "subjects": ["sr.events.>"], "allow_direct": True, "allow_atomic": True}
-        await client.api("STREAM.CREATE.sr-events", body)
+        await make_messages_stream(client)
         async with relaying(client, url):
             found = {one["idempotency_key"]: one for one in await stuck(url, "messages", len(reasons))}
             assert {key for key, reason in reasons.items() if reason in found[key]["error"]} == set(reasons)
@@ -128,4 +129,4 @@ async def test_messages_that_can_never_be_read_or_sent_fail_alone(
             for key in set(reasons) - {"range"}:
                 assert (await command(url, "void", "--message", str(found[key]["id"]))).exit_code == 0
             await drained(url)
-    assert sorted(await stored_ids(server.url, "sr-events")) == ["fine", "range"]
+    assert sorted(await stored_ids(server.url, MESSAGES_STREAM)) == ["fine", "range"]
