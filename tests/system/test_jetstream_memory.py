@@ -13,7 +13,7 @@ from tests.support.wait import within
 
 PART = 20_000
 LEAK_BYTES = 24
-"""A kept object costs at least this much a message; a read buffer of 64 KiB more or less, spread over them, does not."""
+"""A kept object costs so much a message; a read buffer of 64 KiB more or less, spread over them, does not."""
 
 
 async def flow(client: Client, stream: str, first: int, count: int) -> None:
