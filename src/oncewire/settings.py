@@ -235,6 +235,84 @@ class Settings:
         check=between(0, 2**31),
     )
 
+    http_head_bytes_max: int = setting(
+        16_384,
+        "http.head_bytes_max",
+        "ONCEWIRE_HTTP_HEAD_BYTES_MAX",
+        "Bytes of a request line with its headers.",
+        check=between(256, 1_048_576),
+    )
+    http_headers_max: int = setting(
+        64,
+        "http.headers_max",
+        "ONCEWIRE_HTTP_HEADERS_MAX",
+        "Headers of a request.",
+        check=between(4, 1_000),
+    )
+    http_body_bytes_max: int = setting(
+        8_388_608,
+        "http.body_bytes_max",
+        "ONCEWIRE_HTTP_BODY_BYTES_MAX",
+        "Bytes of a request body.",
+        check=between(1_024, 1_073_741_824),
+    )
+    http_connections_max: int = setting(
+        4_096,
+        "http.connections_max",
+        "ONCEWIRE_HTTP_CONNECTIONS_MAX",
+        "Connections open at once.",
+        check=between(1, 1_000_000),
+    )
+    http_pipelined_max: int = setting(
+        32,
+        "http.pipelined_max",
+        "ONCEWIRE_HTTP_PIPELINED_MAX",
+        "Requests of one connection that wait behind the one in hand.",
+        check=between(1, 10_000),
+    )
+    http_head_ms_max: int = setting(
+        10_000,
+        "http.head_ms_max",
+        "ONCEWIRE_HTTP_HEAD_MS_MAX",
+        "Time for a request line with its headers to arrive.",
+        check=between(10, 3_600_000),
+    )
+    http_body_ms_max: int = setting(
+        60_000,
+        "http.body_ms_max",
+        "ONCEWIRE_HTTP_BODY_MS_MAX",
+        "Time for a request body to arrive.",
+        check=between(10, 3_600_000),
+    )
+    http_idle_ms_max: int = setting(
+        75_000,
+        "http.idle_ms_max",
+        "ONCEWIRE_HTTP_IDLE_MS_MAX",
+        "Time between two requests of one connection.",
+        check=between(10, 86_400_000),
+    )
+    http_write_buffer_bytes_max: int = setting(
+        1_048_576,
+        "http.write_buffer_bytes_max",
+        "ONCEWIRE_HTTP_WRITE_BUFFER_BYTES_MAX",
+        "Bytes kept for a client that does not read.",
+        check=between(4_096, 1_073_741_824),
+    )
+    http_stalled_ms_max: int = setting(
+        20_000,
+        "http.stalled_ms_max",
+        "ONCEWIRE_HTTP_STALLED_MS_MAX",
+        "Time after which a client that reads nothing is cut off.",
+        check=between(10, 3_600_000),
+    )
+    http_stop_ms_max: int = setting(
+        10_000,
+        "http.stop_ms_max",
+        "ONCEWIRE_HTTP_STOP_MS_MAX",
+        "Time that requests in hand get when a server stops.",
+        check=between(0, 3_600_000),
+    )
+
     gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)
     gateway_backlog_size: int = setting(
         200,

@@ -1,0 +1,21 @@
+"""One HTTP/1.1 front for every part that speaks HTTP: limits, deadlines, order, and a Principal for every handler."""
+
+from oncewire.http.limits import Limits, limits_of
+from oncewire.http.principal import ANYONE, Principal
+from oncewire.http.request import JSON, NDJSON, Request, Stream
+from oncewire.http.routes import Handler, Routes
+from oncewire.http.server import Server
+
+__all__ = [
+    "ANYONE",
+    "JSON",
+    "NDJSON",
+    "Handler",
+    "Limits",
+    "Principal",
+    "Request",
+    "Routes",
+    "Server",
+    "Stream",
+    "limits_of",
+]
