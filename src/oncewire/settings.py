@@ -64,6 +64,11 @@ def between(low: int, high: int) -> Check:
     return check
 
 
+def number(default: int, key: str, about: str, low: int, high: int) -> Any:
+    """Declare a whole number within bounds; its variable is made of its key."""
+    return setting(default, key, f"ONCEWIRE_{key.replace('.', '_').upper()}", about, check=between(low, high))
+
+
 def _one_of(*allowed: str) -> Check:
     def check(value: str) -> str | None:
         return None if value in allowed else f"must be {' or '.join(allowed)}"
@@ -90,6 +95,16 @@ def is_nats_url(value: str) -> str | None:
         if parts.scheme not in ("nats", "tls") or not parts.hostname:
             return "must be nats://host:port or tls://host:port, several joined by commas"
     return None
+
+
+def split_address(value: str) -> tuple[str, int] | None:
+    """`host:port` in its two parts, `[::1]:8080` too; None when it is not that."""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
+    return (found.group(1).strip("[]"), int(found.group(2))) if found and int(found.group(2)) <= 65535 else None
+
+
+def _is_address(value: str) -> str | None:
+    return None if split_address(value) else "must be host:port"
 
 
 def _is_http_url(value: str) -> str | None:
@@ -235,82 +250,88 @@ class Settings:
         check=between(0, 2**31),
     )
 
-    http_head_bytes_max: int = setting(
-        16_384,
-        "http.head_bytes_max",
-        "ONCEWIRE_HTTP_HEAD_BYTES_MAX",
-        "Bytes of a request line with its headers.",
-        check=between(256, 1_048_576),
+    http_head_bytes_max: int = number(
+        16_384, "http.head_bytes_max", "Bytes of a request line with its headers.", 256, 2**20
     )
-    http_headers_max: int = setting(
-        64,
-        "http.headers_max",
-        "ONCEWIRE_HTTP_HEADERS_MAX",
-        "Headers of a request.",
-        check=between(4, 1_000),
+    http_headers_max: int = number(64, "http.headers_max", "Headers of a request.", 4, 1_000)
+    http_body_bytes_max: int = number(8 << 20, "http.body_bytes_max", "Bytes of a request body.", 1_024, 2**30)
+    http_connections_max: int = number(4_096, "http.connections_max", "Connections open at once.", 1, 1_000_000)
+    http_pipelined_max: int = number(32, "http.pipelined_max", "Requests that wait behind the one in hand.", 1, 10_000)
+    http_head_ms_max: int = number(10_000, "http.head_ms_max", "Time for a request head to arrive.", 10, 3_600_000)
+    http_body_ms_max: int = number(60_000, "http.body_ms_max", "Time for a request body to arrive.", 10, 3_600_000)
+    http_idle_ms_max: int = number(
+        75_000, "http.idle_ms_max", "Time between two requests of a connection.", 10, 86_400_000
     )
-    http_body_bytes_max: int = setting(
-        8_388_608,
-        "http.body_bytes_max",
-        "ONCEWIRE_HTTP_BODY_BYTES_MAX",
-        "Bytes of a request body.",
-        check=between(1_024, 1_073_741_824),
+    http_write_buffer_bytes_max: int = number(
+        1 << 20, "http.write_buffer_bytes_max", "Bytes kept for a client that does not read.", 4_096, 2**30
     )
-    http_connections_max: int = setting(
-        4_096,
-        "http.connections_max",
-        "ONCEWIRE_HTTP_CONNECTIONS_MAX",
-        "Connections open at once.",
-        check=between(1, 1_000_000),
+    http_stalled_ms_max: int = number(
+        20_000, "http.stalled_ms_max", "Time after which a client that reads nothing is cut off.", 10, 3_600_000
     )
-    http_pipelined_max: int = setting(
-        32,
-        "http.pipelined_max",
-        "ONCEWIRE_HTTP_PIPELINED_MAX",
-        "Requests of one connection that wait behind the one in hand.",
-        check=between(1, 10_000),
+    http_stop_ms_max: int = number(
+        10_000, "http.stop_ms_max", "Time that requests in hand get at a stop.", 0, 3_600_000
     )
-    http_head_ms_max: int = setting(
-        10_000,
-        "http.head_ms_max",
-        "ONCEWIRE_HTTP_HEAD_MS_MAX",
-        "Time for a request line with its headers to arrive.",
-        check=between(10, 3_600_000),
+
+    broker_engine: str = setting(
+        "local", "broker.engine", "ONCEWIRE_BROKER_ENGINE", "What keeps the broker's messages.", check=_one_of("local")
     )
-    http_body_ms_max: int = setting(
-        60_000,
-        "http.body_ms_max",
-        "ONCEWIRE_HTTP_BODY_MS_MAX",
-        "Time for a request body to arrive.",
-        check=between(10, 3_600_000),
+    broker_listen: str = setting(
+        "127.0.0.1:8080",
+        "broker.listen",
+        "ONCEWIRE_BROKER_LISTEN",
+        "Address of the broker, host:port.",
+        check=_is_address,
     )
-    http_idle_ms_max: int = setting(
-        75_000,
-        "http.idle_ms_max",
-        "ONCEWIRE_HTTP_IDLE_MS_MAX",
-        "Time between two requests of one connection.",
-        check=between(10, 86_400_000),
+    broker_wal: str = setting(
+        "", "broker.wal", "ONCEWIRE_BROKER_WAL", "Folder of the broker's log; without it, memory."
     )
-    http_write_buffer_bytes_max: int = setting(
-        1_048_576,
-        "http.write_buffer_bytes_max",
-        "ONCEWIRE_HTTP_WRITE_BUFFER_BYTES_MAX",
-        "Bytes kept for a client that does not read.",
-        check=between(4_096, 1_073_741_824),
+    broker_router: str = setting("", "broker.router", "ONCEWIRE_BROKER_ROUTER", "The broker's router, module:callable.")
+    broker_router_ms_max: int = number(500, "broker.router_ms_max", "Time that a router has for an answer.", 1, 60_000)
+    broker_topics_max: int = number(10_000, "broker.topics_max", "Topics of a tenant.", 1, 10**6)
+    broker_partitions_max: int = number(1_024, "broker.partitions_max", "Partitions of a topic.", 1, 10**5)
+    broker_groups_max: int = number(100, "broker.groups_max", "Groups of a topic.", 1, 10**5)
+    broker_subscriptions_max: int = number(1_000, "broker.subscriptions_max", "Streams and polls of a group.", 1, 10**6)
+    broker_in_flight_max: int = number(
+        256, "broker.in_flight_max", "Unsettled deliveries of a group and partition.", 1, 10**6
     )
-    http_stalled_ms_max: int = setting(
-        20_000,
-        "http.stalled_ms_max",
-        "ONCEWIRE_HTTP_STALLED_MS_MAX",
-        "Time after which a client that reads nothing is cut off.",
-        check=between(10, 3_600_000),
+    broker_partition_messages_max: int = number(
+        100_000, "broker.partition_messages_max", "Unsettled messages of a partition.", 1, 10**9
     )
-    http_stop_ms_max: int = setting(
-        10_000,
-        "http.stop_ms_max",
-        "ONCEWIRE_HTTP_STOP_MS_MAX",
-        "Time that requests in hand get when a server stops.",
-        check=between(0, 3_600_000),
+    broker_partition_bytes_max: int = number(
+        64 << 20, "broker.partition_bytes_max", "Bytes of the unsettled keys and values of a partition.", 1, 2**40
+    )
+    broker_key_bytes_max: int = number(4_096, "broker.key_bytes_max", "Bytes of a key.", 1, 2**20)
+    broker_value_bytes_max: int = number(1 << 20, "broker.value_bytes_max", "Bytes of a value.", 1, 2**26)
+    broker_batch_lines_max: int = number(1_000, "broker.batch_lines_max", "Lines of a batch.", 1, 10**5)
+    broker_take_max: int = number(1_000, "broker.take_max", "Messages of one long poll.", 1, 10**5)
+    broker_wait_ms_max: int = number(60_000, "broker.wait_ms_max", "Time that a long poll may wait.", 0, 3_600_000)
+    broker_lease_ms: int = number(2_000, "broker.lease_ms", "Lease of a delivery that asks for none.", 1, 10**9)
+    broker_lease_ms_max: int = number(43_200_000, "broker.lease_ms_max", "Longest lease.", 1, 10**9)
+    broker_tick_ms: int = number(250, "broker.tick_ms", "How often leases and retries are looked at.", 1, 60_000)
+    broker_retry_after_ms: int = number(
+        1_000, "broker.retry_after_ms", "What a refused producer is told to wait.", 1, 10**7
+    )
+    broker_idempotency_ttl_ms: int = number(
+        600_000, "broker.idempotency_ttl_ms", "How long a producer's key is remembered.", 1, 10**12
+    )
+    broker_settled_age_ms: int = number(
+        60_000, "broker.settled_age_ms", "How long settled messages are kept for new groups.", 0, 10**12
+    )
+    broker_group_idle_ms: int = number(
+        604_800_000, "broker.group_idle_ms", "Idle time after which a group holds nothing back.", 1, 10**12
+    )
+    broker_dead_letter_age_ms: int = number(
+        2_592_000_000, "broker.dead_letter_age_ms", "How long dead letters are kept.", 1, 10**12
+    )
+    broker_commit_bytes_max: int = number(
+        64 << 20, "broker.commit_bytes_max", "Bytes that may wait for the next commit.", 1, 2**34
+    )
+    broker_idempotency_entries_max: int = number(
+        5_000_000, "broker.idempotency_entries_max", "Idempotency keys remembered.", 1, 10**9
+    )
+
+    build_commit: str = setting(
+        "unknown", "build.commit", "ONCEWIRE_COMMIT", "Commit that /v1/version names, set by who builds an image."
     )
 
     gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)

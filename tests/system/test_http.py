@@ -312,13 +312,13 @@ TOO_MUCH = {
 @pytest.mark.parametrize(("status", "sent"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
 async def test_too_much_is_refused_and_its_sender_can_read_why(part: Part, status: int, sent: bytes) -> None:
     """Also a sender that goes on sending: closing at once would cut the answer off."""
-    async with serving(part.routes, head_bytes_max=2048, headers_max=16, body_bytes_max=5000) as server:
-        async with wire(server.port) as client:
-            await client.send(sent + b"y" * 200_000)
-            answer = await client.answer()
-            assert (status, "INVALID_ARGUMENT") == (answer.status, answer.json["error"])
-            await client.send(b"", eof=True)
-            assert await client.is_closed()
+    limits = {"head_bytes_max": 2048, "headers_max": 16, "body_bytes_max": 5000}
+    async with serving(part.routes, **limits) as server, wire(server.port) as client:
+        await client.send(sent + b"y" * 200_000)
+        answer = await client.answer()
+        assert (status, "INVALID_ARGUMENT") == (answer.status, answer.json["error"])
+        await client.send(b"", eof=True)
+        assert await client.is_closed()
 
 
 async def test_a_connection_too_many_gets_503(part: Part) -> None:
@@ -355,24 +355,24 @@ SLOW = {
 
 @pytest.mark.parametrize(("status", "sent"), SLOW.values(), ids=SLOW.keys())
 async def test_who_is_too_slow_is_sent_away(part: Part, status: int | None, sent: bytes) -> None:
-    async with serving(part.routes, head_s_max=0.2, body_s_max=0.2, idle_s_max=0.2) as server:
-        async with wire(server.port) as client:
-            await client.send(sent)
-            if status is not None:
-                assert status == (await client.answer()).status
-            await client.send(b"", eof=status == 408)
-            assert await client.is_closed()
+    limits = {"head_s_max": 0.2, "body_s_max": 0.2, "idle_s_max": 0.2}
+    async with serving(part.routes, **limits) as server, wire(server.port) as client:
+        await client.send(sent)
+        if status is not None:
+            assert status == (await client.answer()).status
+        await client.send(b"", eof=status == 408)
+        assert await client.is_closed()
 
 
 async def test_waiting_for_an_answer_is_not_being_slow(part: Part) -> None:
-    async with serving(part.routes, head_s_max=0.05, body_s_max=0.05, idle_s_max=0.05) as server:
-        async with wire(server.port) as client:
-            await client.send(get("/later"))
-            await until(lambda: part.held)
-            begun = server.now
-            await until(lambda: server.now > begun + 0.2)
-            part.held[0].respond(200, b"1")
-            assert 200 == (await client.answer()).status
+    limits = {"head_s_max": 0.2, "body_s_max": 0.2, "idle_s_max": 0.2}
+    async with serving(part.routes, **limits) as server, wire(server.port) as client:
+        await client.send(get("/later"))
+        await until(lambda: part.held)
+        begun = server.now
+        await until(lambda: server.now > begun + 0.5)
+        part.held[0].respond(200, b"1")
+        assert 200 == (await client.answer()).status
 
 
 async def test_a_client_that_reads_nothing_is_bounded_and_then_cut_off(part: Part) -> None:
