@@ -19,6 +19,8 @@ FUNCTION_LINES_MAX = 70
 
 PURE = ["contracts/**/*.py", "**/rules.py", "jetstream/protocol.py", "gateway/rooms.py", "doctor.py", "ledger/keys.py"]
 PURE += [f"topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "text", "units", "values")]
+PURE += [f"broker/{name}.py" for name in ("desk", "dispatch", "idempotency", "image", "messages", "records", "state")]
+PURE += [f"broker/{name}.py" for name in ("upkeep", "view", "log/format")]
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}
 CLOCK = {"now", "utcnow", "today"}
 

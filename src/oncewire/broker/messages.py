@@ -1,0 +1,109 @@
+"""The messages that a partition holds, in offset order, and how many of them are still needed. Pure.
+
+A held message costs one `bytes` object (its encoded body) and 28 bytes in four parallel columns. Nothing here grows
+with what was trimmed, and nothing but a search by halves grows with what is held.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import Final
+
+COMPACT_MIN: Final = 1_024
+_FNV_BASE: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+
+
+def partition_of(key: str, partitions: int) -> int:
+    """FNV-1a, 32 bits, of the key's bytes, modulo the number of partitions; 0 for an empty key."""
+    if partitions == 1 or not key:
+        return 0
+    digest = _FNV_BASE
+    for byte in key.encode():
+        digest = ((digest ^ byte) * _FNV_PRIME) & 0xFFFFFFFF
+    return digest % partitions
+
+
+class Partition:
+    """One partition's messages. `head` is the index of the first one that is held; what lies before it is free."""
+
+    __slots__ = (
+        "bodies", "head", "hold", "needed_bytes", "number", "offsets", "reserved", "reserved_bytes", "settled", "sizes",
+        "times", "trimmed", "trimming",
+    )  # fmt: skip
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.offsets = array("q")
+        self.times = array("q")
+        self.sizes = array("I")
+        self.bodies: list[bytes] = []
+        self.head = 0
+        self.trimmed = -1
+        """The last offset that was trimmed."""
+        self.hold = -1
+        """Messages up to this offset are settled by all groups that hold messages back."""
+        self.settled = 0
+        """How many held messages that is."""
+        self.needed_bytes = 0
+        """Of the held messages that are not settled."""
+        self.reserved = 0
+        self.reserved_bytes = 0
+        """Messages that are on their way to the disk: they count against the limits and for nothing else."""
+        self.trimming = -1
+        """A trim up to this offset is on its way to the disk."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - self.head
+
+    @property
+    def needed(self) -> int:
+        return len(self.offsets) - self.head - self.settled
+
+    def append(self, offset: int, at_ms: int, size: int, body: bytes) -> None:
+        self.offsets.append(offset)
+        self.times.append(at_ms)
+        self.sizes.append(size)
+        self.bodies.append(body)
+        self.needed_bytes += size
+
+    def after(self, offset: int) -> int:
+        """The index of the first held message behind the offset."""
+        return bisect_right(self.offsets, offset, self.head)
+
+    def find(self, offset: int) -> int:
+        """The index of a held message, -1 when it is not held."""
+        index = bisect_left(self.offsets, offset, self.head)
+        return index if index < len(self.offsets) and self.offsets[index] == offset else -1
+
+    def hold_from(self, offset: int) -> None:
+        """All messages up to the offset are settled; it may also go back, when a group comes that needs them."""
+        index = bisect_right(self.offsets, offset, self.head)
+        before = self.head + self.settled
+        if index >= before:
+            self.needed_bytes -= sum(self.sizes[before:index])
+        else:
+            self.needed_bytes += sum(self.sizes[index:before])
+        self.settled = index - self.head
+        self.hold = offset
+
+    def trim(self, offset: int) -> int:
+        """Forget all messages up to the offset; returns how many."""
+        index = bisect_right(self.offsets, offset, self.head)
+        gone = index - self.head
+        unsettled = self.head + self.settled
+        if index > unsettled:
+            self.needed_bytes -= sum(self.sizes[unsettled:index])
+        self.settled = max(0, self.settled - gone)
+        self.bodies[self.head : index] = [b""] * gone
+        self.head = index
+        self.trimmed = max(self.trimmed, offset)
+        if self.head > COMPACT_MIN and self.head * 2 > len(self.offsets):
+            self._compact()
+        return gone
+
+    def _compact(self) -> None:
+        for column in (self.offsets, self.times, self.sizes, self.bodies):
+            del column[: self.head]
+        self.head = 0

@@ -1,0 +1,518 @@
+"""What the broker decides. Pure: a request and a `now` go in, a Step comes out.
+
+A step holds the records to make durable, in order, and the answer. Without records it is answered at once, unless it
+`waits`: then its answer speaks of something that is still on its way to the disk (a second ack while the first is being
+written), and goes out when all that was proposed before it is durable. Nothing here changes what is durable: that is
+`State.apply`, when the records are on the disk. What a step changes at once is tentative (state.py lists it).
+
+    routing      a router's choice, else the producer's, else the key's hash (B8)
+    idempotency  idempotency.py has the transition table of both sides (B7)
+    leases       the last owner may settle until another owner has the message (B4)
+    retries      backoff_ms · 2^(attempts − 1), capped; then the graveyard `dlq.<topic>` (B6)
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from oncewire.broker.engine import (
+    BufferFull,
+    Consume,
+    Idempotency,
+    IdempotencyStatus,
+    Produced,
+    RoutingDecision,
+    Settle,
+    Sink,
+    TopicCreated,
+)
+from oncewire.broker.idempotency import (
+    ABSENT,
+    COMMITTED,
+    ELSEWHERE,
+    NAMES,
+    PENDING,
+    TRANSITIONS,
+    Work,
+    identity_of,
+)
+from oncewire.broker.messages import partition_of
+from oncewire.broker.records import (
+    Acked,
+    Body,
+    Buried,
+    GroupMade,
+    Marked,
+    Record,
+    Retried,
+    Stored,
+    TopicGone,
+    TopicMade,
+    decode_body,
+    encode_body,
+)
+from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
+from oncewire.contracts.broker import (
+    BrokerEnvelope,
+    DeadLetter,
+    DeliveredEnvelope,
+    ProduceBody,
+    RetryPolicy,
+    Routing,
+)
+from oncewire.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
+
+GRAVEYARD: Final = "dlq."
+NACKED: Final = "nack"
+TIMED_OUT: Final = "ack_timeout"
+EXPIRED: Final = "message deadline exceeded"
+ERROR_CHARS_MAX: Final = 1_000
+BACKOFF_MS_MAX: Final = 7 * 86_400_000
+_DOUBLINGS_MAX: Final = 40
+
+IN_FLIGHT_ELSEWHERE: Final = "idempotency: key already in-flight"
+NOT_IN_FLIGHT: Final = "message is not in-flight"
+NO_TOPIC: Final = "topic does not exist"
+
+
+class Step(NamedTuple):
+    """See the module's head."""
+
+    answer: Any
+    records: tuple[Record, ...] = ()
+    waits: bool = False
+
+
+# ---- topics
+
+
+def create_topic(state: State, now_ms: int, tenant: str, name: str, partitions: int) -> Step:
+    """One that is there already answers with its real partition count and stays as it is."""
+    if not 1 <= partitions <= state.limits.partitions_max:
+        return Step(ContractViolation("invalid partitions", field="partitions"))
+    topic = state.topics.get((tenant, name))
+    if topic is not None and not topic.is_leaving:
+        return Step(TopicCreated(name, len(topic.partitions)))
+    if topic is not None:
+        return Step(Overloaded(f"topic {name!r} is being deleted", retry_after_s=state.limits.retry_after_ms / 1000))
+    if (making := state.making.get((tenant, name))) is not None:
+        return Step(TopicCreated(name, len(making.partitions)), waits=True)
+    if state.tenants.get(tenant, 0) + len(state.making) >= state.limits.topics_max:
+        return Step(TooLarge(f"there are {state.limits.topics_max} topics already, and more are not allowed"))
+    return Step(TopicCreated(name, partitions), (_make_topic(state, now_ms, tenant, name, partitions),))
+
+
+def _make_topic(state: State, now_ms: int, tenant: str, name: str, partitions: int) -> TopicMade:
+    record = TopicMade(state.next_topic, tenant, name, partitions, now_ms)
+    state.next_topic += 1
+    state.making[tenant, name] = Topic(record.topic, tenant, name, partitions, now_ms)
+    return record
+
+
+def delete_topic(state: State, tenant: str, name: str) -> Step:
+    """With everything that belongs to it."""
+    topic = state.topics.get((tenant, name))
+    if topic is None:
+        return Step(NotFound(NO_TOPIC))
+    if topic.is_leaving:
+        return Step(None, waits=True)
+    topic.is_leaving = True
+    return Step(None, (TopicGone(topic.number),))
+
+
+# ---- producing
+
+
+class Place(NamedTuple):
+    """Where a message goes, and the envelope that its readers will see."""
+
+    topic: Topic
+    partition: int
+    envelope: BrokerEnvelope | None
+
+
+def produce(state: State, now_ms: int, tenant: str, body: ProduceBody, decision: RoutingDecision | None = None) -> Step:
+    """Store a message, or say why not. A duplicate is a success that stores nothing."""
+    envelope = body.envelope
+    if envelope is not None and envelope.deadline is not None and _is_past(envelope.deadline, now_ms):
+        return Step(ContractViolation(EXPIRED, field="envelope.deadline"))
+    place = place_of(state, tenant, body, decision)
+    if isinstance(place, OncewireError):
+        return Step(place)
+    topic, number, envelope = place
+    if topic.is_leaving:
+        return Step(NotFound(f"{NO_TOPIC} (create it first)"), waits=True)
+    identity = b""
+    if envelope is not None and envelope.idempotency_key:
+        identity = identity_of(envelope.tenant_id, envelope.idempotency_key)
+        if (gate := _gate(state, now_ms, (tenant, body.topic), identity)) is not None:
+            state.counters["deduplicated"] += not isinstance(gate, OncewireError)
+            return Step(Produced(body.topic, number, -1, is_duplicate=True) if gate is True else gate)
+    size = _bytes(body.key) + _bytes(body.value)
+    if (full := _full(state, topic, number, size)) is not None:
+        state.counters["refused_full"] += 1
+        return Step(full)
+    routing = (
+        Routing(label=decision.label, meta=decision.meta) if decision and (decision.label or decision.meta) else None
+    )
+    expires_at_ms = 0
+    if identity:
+        expires_at_ms = now_ms + state.limits.idempotency_ttl_ms
+        state.pending.add((tenant, body.topic, identity))
+    held = encode_body((body.key, body.value, envelope, routing))
+    record = _reserve(topic, number, now_ms, size, held, identity, body.topic if identity else "", expires_at_ms)
+    return Step(Produced(body.topic, number, record.offset), (record,))
+
+
+def _reserve(
+    topic: Topic, number: int, now_ms: int, size: int, held: bytes, identity: bytes, requested: str, expires_at_ms: int
+) -> Stored:
+    """Give out the topic's next offset, and promise the room."""
+    partition = topic.partitions[number]
+    offset = topic.next_offset
+    topic.next_offset = offset + 1
+    partition.reserved += 1
+    partition.reserved_bytes += size
+    return Stored(topic.number, number, offset, now_ms, size, held, identity, requested, expires_at_ms)
+
+
+def place_of(state: State, tenant: str, body: ProduceBody, decision: RoutingDecision | None) -> Place | OncewireError:
+    """The router's choice where it holds; else the producer's own, whose mistakes are the producer's."""
+    own = body.envelope
+    if decision is not None and (decision.target_topic or decision.partition_override is not None):
+        routed = msgspec.structs.replace(
+            own or BrokerEnvelope(),
+            target_topic=decision.target_topic or (own.target_topic if own else ""),
+            partition_override=(
+                decision.partition_override
+                if decision.partition_override is not None
+                else (own.partition_override if own else None)
+            ),
+        )
+        place = _place(state, tenant, body, routed)
+        if isinstance(place, Place):
+            return place
+        state.counters["router_failures"] += 1
+    return _place(state, tenant, body, own)
+
+
+def _place(state: State, tenant: str, body: ProduceBody, envelope: BrokerEnvelope | None) -> Place | OncewireError:
+    name = envelope.target_topic if envelope is not None and envelope.target_topic else body.topic
+    topic = state.topics.get((tenant, name))
+    if topic is None:
+        return NotFound(f"{NO_TOPIC} (create it first)")
+    override = envelope.partition_override if envelope is not None else None
+    if override is None:
+        return Place(topic, partition_of(body.key, len(topic.partitions)), envelope)
+    if not 0 <= override < len(topic.partitions):
+        return ContractViolation("partition_override out of range", field="envelope.partition_override")
+    return Place(topic, override, envelope)
+
+
+def _gate(state: State, now_ms: int, requested: tuple[str, str], identity: bytes) -> OncewireError | bool | None:
+    """True for a message that is stored already, None for one that may be."""
+    entries = state.produced.get(requested)
+    if entries is not None and entries.get(identity, 0) > now_ms:
+        return True
+    if (*requested, identity) in state.pending:
+        return ContractViolation(IN_FLIGHT_ELSEWHERE, field="envelope.idempotency_key")
+    if state.entries + len(state.pending) >= state.limits.idempotency_entries_max:
+        return Overloaded("too many idempotency keys are remembered", retry_after_s=state.limits.retry_after_ms / 1000)
+    return None
+
+
+def _full(state: State, topic: Topic, number: int, size: int) -> BufferFull | None:
+    partition, limits = topic.partitions[number], state.limits
+    if partition.needed + partition.reserved >= limits.partition_messages_max:
+        reason, what = "partition_buffer_full", f"{limits.partition_messages_max} messages"
+    elif partition.needed_bytes + partition.reserved_bytes + size > limits.partition_bytes_max:
+        reason, what = "partition_buffer_bytes_full", f"{limits.partition_bytes_max} bytes"
+    else:
+        return None
+    message = f"partition {number} of topic {topic.name!r} is full: {what} is the limit"
+    return BufferFull(message, reason=reason, retry_after_s=limits.retry_after_ms / 1000)
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+def _is_past(deadline: datetime, now_ms: int) -> bool:
+    return deadline.timestamp() * 1000 <= now_ms
+
+
+# ---- reading
+
+
+def enter(state: State, now_ms: int, tenant: str, consume: Consume) -> Step:
+    """Make the group if it is new. The answer is None: it may be joined."""
+    topic = state.topics.get((tenant, consume.topic))
+    if topic is None or topic.is_leaving:
+        return Step(NotFound(NO_TOPIC), waits=topic is not None)
+    if not 0 <= consume.lease_ms <= state.limits.lease_ms_max:
+        return Step(ContractViolation("invalid lease_ms", field="lease_ms"))
+    group = topic.groups.get(consume.group)
+    if group is not None:
+        return Step(_crowded(state, group))
+    if (topic.number, consume.group) in state.entering:
+        return Step(None, waits=True)
+    entering = sum(1 for number, _ in state.entering if number == topic.number)
+    if len(topic.groups) + entering >= state.limits.groups_max:
+        return Step(TooLarge(f"topic {topic.name!r} has {state.limits.groups_max} groups, and more are not allowed"))
+    record = GroupMade(topic.number, state.next_group, consume.group, now_ms)
+    state.next_group += 1
+    state.entering[topic.number, consume.group] = record
+    return Step(None, (record,))
+
+
+def _crowded(state: State, group: Group) -> OncewireError | None:
+    if len(group.subscribers) < state.limits.subscriptions_max:
+        return None
+    return Overloaded(
+        f"group {group.name!r} has {state.limits.subscriptions_max} readers already",
+        retry_after_s=state.limits.retry_after_ms / 1000,
+    )
+
+
+def join(state: State, now_ms: int, tenant: str, consume: Consume, sink: Sink) -> Subscriber | OncewireError:
+    """A reader of a group that was entered. From now on it may be given messages."""
+    topic = state.topics.get((tenant, consume.topic))
+    group = topic.groups.get(consume.group) if topic else None
+    if topic is None or group is None:
+        return NotFound(NO_TOPIC)
+    if (crowded := _crowded(state, group)) is not None:
+        return crowded
+    subscriber = Subscriber(group, consume.owner, consume.lease_ms or state.limits.lease_ms, sink)
+    group.subscribers.append(subscriber)
+    topic.readers[group] = None
+    group.seen_at_ms = now_ms
+    if group.is_lapsed:
+        group.is_lapsed = False
+        state.hold_again(topic)
+    for partition in topic.partitions:
+        state.stir(group, partition.number)
+    return subscriber
+
+
+def leave(now_ms: int, subscriber: Subscriber) -> None:
+    """Give it no more. What it was given stays leased."""
+    group = subscriber.group
+    subscriber.is_open = False
+    if subscriber in group.subscribers:
+        group.subscribers.remove(subscriber)
+        group.seen_at_ms = now_ms
+    if not group.subscribers:
+        group.topic.readers.pop(group, None)
+
+
+# ---- settling
+
+
+def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
+    """An ack, a nack or a renewed lease."""
+    flight, refused = _held(state, tenant, request)
+    if flight is None:
+        return refused
+    if request.act == "ack":
+        return _ack(state, now_ms, flight)
+    if request.act == "nack":
+        state.counters["nacked"] += 1
+        reason = request.reason[:ERROR_CHARS_MAX] or NACKED
+        return Step(None, tuple(failed(state, now_ms, flight, reason)))
+    return _extend(state, now_ms, flight, request.lease_ms)
+
+
+def _held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flight | None, Step]:
+    """The delivery that the owner speaks of, or why it has none."""
+    topic = state.topics.get((tenant, request.topic))
+    if topic is None:
+        return None, Step(NotFound(NO_TOPIC))
+    if not 0 <= request.partition < len(topic.partitions):
+        return None, Step(ContractViolation("partition out of range", field="partition"))
+    group = topic.groups.get(request.group)
+    flight = group.progress[request.partition].flights.get(request.offset) if group else None
+    if flight is None or not flight.owner:
+        return None, Step(ContractViolation(NOT_IN_FLIGHT))
+    if flight.is_settling or topic.is_leaving:
+        return None, Step(ContractViolation(NOT_IN_FLIGHT), waits=True)
+    if flight.owner != request.owner:
+        return None, Step(Conflict("not owner"))
+    return flight, Step(None)
+
+
+def _ack(state: State, now_ms: int, flight: Flight) -> Step:
+    progress = flight.progress
+    group = progress.group
+    _settling(state, flight)
+    identity = b""
+    if flight.identity:
+        work = group.worked.get(flight.identity)
+        if work is not None and work.status == PENDING and work.offset == flight.offset:
+            identity = flight.identity
+    record = Acked(group.topic.number, group.number, progress.partition.number, flight.offset, now_ms, identity)
+    return Step(None, (record,))
+
+
+def _settling(state: State, flight: Flight) -> None:
+    flight.is_settling = True
+    state.settling[flight] = None
+
+
+def _extend(state: State, now_ms: int, flight: Flight, lease_ms: int) -> Step:
+    """Leases are not durable, so neither is their renewal."""
+    if flight.state != LEASED:
+        return Step(ContractViolation(NOT_IN_FLIGHT))
+    if not 0 <= lease_ms <= state.limits.lease_ms_max:
+        return Step(ContractViolation("invalid lease_ms", field="lease_ms"))
+    is_shorter = now_ms + (lease_ms or flight.lease_ms) < flight.due_at_ms
+    flight.lease_ms = lease_ms or flight.lease_ms
+    flight.due_at_ms = now_ms + flight.lease_ms
+    if is_shorter:
+        state.later(flight)
+    return Step(None)
+
+
+def failed(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]:
+    """A delivery did not succeed: try again later, or bury it. A late nack of a waiting one only tells its reason."""
+    policy = flight.policy
+    if flight.state != LEASED:
+        return [_retry(state, now_ms, flight, flight.due_at_ms, reason)]
+    if policy is not None and 0 < policy.max_attempts <= flight.attempts:
+        return bury(state, now_ms, flight, reason)
+    wait_ms = backoff_ms(policy, flight.attempts)
+    tick_ms = state.limits.tick_ms
+    next_tick_ms = now_ms if reason == TIMED_OUT else (now_ms // tick_ms + 1) * tick_ms
+    return [_retry(state, now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason)]
+
+
+def _retry(state: State, now_ms: int, flight: Flight, due_at_ms: int, reason: str) -> Retried:
+    _settling(state, flight)
+    progress = flight.progress
+    group = progress.group
+    return Retried(
+        group.topic.number,
+        group.number,
+        progress.partition.number,
+        flight.offset,
+        flight.attempts,
+        due_at_ms,
+        reason,
+        now_ms,
+    )
+
+
+def backoff_ms(policy: RetryPolicy | None, attempts: int) -> int:
+    """How long to wait after so many attempts."""
+    if policy is None or policy.backoff_ms == 0:
+        return 0
+    wait_ms = policy.backoff_ms << min(attempts - 1, _DOUBLINGS_MAX)
+    return min(wait_ms, policy.max_backoff_ms or BACKOFF_MS_MAX, BACKOFF_MS_MAX)
+
+
+def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]:
+    """Settle a message by a dead letter, in one record. Nothing when the graveyard is just being deleted."""
+    progress = flight.progress
+    group, number = progress.group, progress.partition.number
+    topic = group.topic
+    index = progress.partition.find(flight.offset)
+    if index < 0:
+        return []
+    records: list[Record] = []
+    name = (topic.tenant, GRAVEYARD + topic.name)
+    graveyard = state.topics.get(name) or state.making.get(name)
+    if graveyard is None:
+        records.append(_make_topic(state, now_ms, *name, len(topic.partitions)))
+        graveyard = state.making[name]
+    elif graveyard.is_leaving:
+        state.later(flight)
+        return []
+    held = decode_body(progress.partition.bodies[index])
+    letter = _letter(held, topic, flight, number, reason, now_ms)
+    size = progress.partition.sizes[index]
+    to = number % len(graveyard.partitions)
+    stored = _reserve(graveyard, to, now_ms, size, encode_body(letter), b"", "", 0)
+    _settling(state, flight)
+    records.append(Buried(topic.number, group.number, number, flight.offset, stored))
+    return records
+
+
+def _letter(held: Body, topic: Topic, flight: Flight, number: int, reason: str, now_ms: int) -> Body:
+    from_ = DeadLetter(
+        original_topic=topic.name,
+        original_partition=number,
+        original_offset=flight.offset,
+        attempts=flight.attempts,
+        last_error=reason,
+        routed_at_ms=now_ms,
+    )
+    envelope = msgspec.structs.replace(
+        held.envelope or DeliveredEnvelope(),
+        target_topic="",
+        partition_override=None,
+        retry_policy=None,
+        deadline=None,
+        dlq=from_,
+    )
+    return Body(held.key, held.value, envelope, held.routing)
+
+
+# ---- the worker's helper
+
+
+def idempotency(state: State, now_ms: int, tenant: str, request: Idempotency) -> Step:
+    """A step for a delivery that the caller holds, by the transition table."""
+    flight, refused = _held(state, tenant, request)
+    if flight is None:
+        return refused
+    group = flight.progress.group
+    identity = identity_of(request.tenant_id, request.idempotency_key)
+    if (group.number, identity) in state.pending:
+        return Step(ContractViolation(IN_FLIGHT_ELSEWHERE), waits=request.act != "begin")
+    work = group.worked.get(identity)
+    before = _status(now_ms, group, work, flight)
+    after = TRANSITIONS.get((before, request.act))
+    if after is None:
+        return Step(ContractViolation(IN_FLIGHT_ELSEWHERE))
+    last_error = work.last_error if work else ""
+    if before == COMMITTED:
+        return Step(IdempotencyStatus("COMMITTED", last_error))
+    if work is None and state.entries + len(state.pending) >= state.limits.idempotency_entries_max:
+        return Step(Overloaded("too many idempotency keys are remembered"))
+    if request.act == "failure":
+        last_error = request.error[:ERROR_CHARS_MAX]
+    if request.act == "begin":
+        flight.identity = identity
+    state.pending.add((group.number, identity))
+    record = Marked(
+        group.topic.number,
+        group.number,
+        identity,
+        after,
+        request.owner,
+        request.partition,
+        request.offset,
+        now_ms + state.limits.idempotency_ttl_ms,
+        last_error,
+    )
+    return Step(IdempotencyStatus(NAMES[after], last_error), (record,))
+
+
+def _status(now_ms: int, group: Group, work: Work | None, flight: Flight) -> int:
+    """What an entry is to the holder of this delivery. PENDING counts as long as its owner has the lease."""
+    if work is None or not is_kept(group, work, now_ms):
+        return ABSENT
+    if work.status != PENDING or (work.partition, work.offset) == (flight.progress.partition.number, flight.offset):
+        return work.status
+    other = group.progress[work.partition].flights.get(work.offset)
+    is_leased = other is not None and other.state == LEASED and other.owner == work.owner
+    return ELSEWHERE if is_leased else PENDING
+
+
+def is_kept(group: Group, work: Work, now_ms: int) -> bool:
+    """Whether an entry still counts: for its TTL, and COMMITTED as long as its message is held."""
+    if work.check_at_ms > now_ms:
+        return True
+    return work.status == COMMITTED and group.topic.partitions[work.partition].find(work.offset) >= 0

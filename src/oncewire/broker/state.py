@@ -1,0 +1,452 @@
+"""All that the broker knows, and the only function that changes what is durable of it: `apply`. Pure.
+
+Two kinds of state are kept apart. What is durable changes in `apply` alone, with a record that is on the disk; a start
+applies the same records again and gets the same state. What is tentative (an offset that was given out, a settlement
+on its way, room that was promised) is in the fields named here, is looked at only to refuse or to wait, and is all
+forgotten when a commit fails:
+
+    Topic.is_leaving  State.making  State.entering     a topic or group on its way in or out
+    Partition.reserved, .trimming                      room and trims on their way
+    Flight.is_settling  State.settling                 a settlement on its way
+    State.pending                                      identities on their way
+
+Offsets that a failed commit had are not given out again: the record may be on the disk after all.
+
+Deliveries, leases and owners are neither: they live in memory and end with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappush
+from typing import Any, Final
+
+from oncewire.broker.engine import Limits, Sink
+from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
+from oncewire.broker.messages import Partition
+from oncewire.broker.records import (
+    Acked,
+    Buried,
+    GroupMade,
+    GroupSeen,
+    Marked,
+    Record,
+    Retried,
+    Stored,
+    TopicGone,
+    TopicMade,
+    Trimmed,
+)
+from oncewire.contracts.broker import RetryPolicy
+
+LEASED: Final = 1
+WAITING: Final = 2
+"""For its next attempt: nacked or timed out, not due yet."""
+READY: Final = 3
+"""For its next attempt, which is due."""
+CLOSED: Final = 4
+
+COUNTERS: Final = (
+    "produced", "produced_bytes", "deduplicated", "refused_full", "delivered", "redelivered", "acked", "nacked",
+    "lease_timeouts", "dead_lettered", "expired", "trimmed", "router_failures", "commits_failed",
+)  # fmt: skip
+
+
+class Flight:
+    """A message that a group has been given and has not settled."""
+
+    __slots__ = (
+        "attempts", "due_at_ms", "identity", "is_settling", "last_error", "lease_ms", "offset", "owner", "policy",
+        "progress", "state",
+    )  # fmt: skip
+
+    def __init__(self, progress: Progress, offset: int) -> None:
+        self.progress = progress
+        self.offset = offset
+        self.state = READY
+        self.attempts = 0
+        self.owner = ""
+        """The last one; empty when nobody had it since the start."""
+        self.lease_ms = 0
+        self.due_at_ms = 0
+        """When the lease ends or the retry is due."""
+        self.last_error = ""
+        self.policy: RetryPolicy | None = None
+        self.identity = b""
+        self.is_settling = False
+
+
+class Progress:
+    """Where a group stands in a partition."""
+
+    __slots__ = ("ahead", "cursor", "flights", "floor", "group", "partition", "ready")
+
+    def __init__(self, group: Group, partition: Partition) -> None:
+        self.group = group
+        self.partition = partition
+        self.floor = partition.trimmed
+        """All messages up to here are settled; never past one that is not."""
+        self.ahead: set[int] = set()
+        """Settled above the floor."""
+        self.cursor = self.floor
+        """Messages up to here were given out at least once, or are ahead, or wait for a retry."""
+        self.flights: dict[int, Flight] = {}
+        self.ready: list[int] = []
+        """A heap of offsets that are due again."""
+
+    @property
+    def lag(self) -> int:
+        return len(self.partition.offsets) - self.partition.after(self.floor) - len(self.ahead)
+
+    def settle(self, offset: int) -> bool:
+        """Take note that a message is done; True when the floor moved."""
+        flight = self.flights.pop(offset, None)
+        if flight is not None:
+            flight.state = CLOSED
+        if offset <= self.floor:
+            return False
+        offsets, ahead = self.partition.offsets, self.ahead
+        index = self.partition.after(self.floor)
+        if index < len(offsets) and offsets[index] != offset:
+            ahead.add(offset)
+            return False
+        self.floor = offset
+        index += 1
+        while ahead and index < len(offsets) and offsets[index] in ahead:
+            self.floor = offsets[index]
+            ahead.remove(self.floor)
+            index += 1
+        self.cursor = max(self.cursor, self.floor)
+        return True
+
+    def trim(self, offset: int) -> None:
+        """The partition forgets everything up to the offset, whether this group had it or not."""
+        if offset <= self.floor:
+            return
+        self.floor = offset
+        self.cursor = max(self.cursor, offset)
+        self.ahead = {one for one in self.ahead if one > offset}
+        for one in [one for one in self.flights if one <= offset]:
+            self.flights.pop(one).state = CLOSED
+        offsets, index = self.partition.offsets, self.partition.after(offset)
+        while self.ahead and index < len(offsets) and offsets[index] in self.ahead:
+            self.floor = offsets[index]
+            self.ahead.remove(self.floor)
+            index += 1
+        self.cursor = max(self.cursor, self.floor)
+
+
+class Subscriber:
+    """A reader of a group. `room` is asked anew before every round."""
+
+    __slots__ = ("group", "is_open", "lease_ms", "owner", "room", "sink")
+
+    def __init__(self, group: Group, owner: str, lease_ms: int, sink: Sink) -> None:
+        self.group = group
+        self.owner = owner
+        self.lease_ms = lease_ms
+        self.sink = sink
+        self.room = 0
+        self.is_open = True
+
+
+class Group:
+    """A group of a topic."""
+
+    __slots__ = (
+        "busy", "is_lapsed", "name", "number", "progress", "recorded_at_ms", "seen_at_ms", "subscribers", "topic",
+        "turn", "worked",
+    )  # fmt: skip
+
+    def __init__(self, topic: Topic, number: int, name: str, seen_at_ms: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.name = name
+        self.seen_at_ms = seen_at_ms
+        self.recorded_at_ms = seen_at_ms
+        """What a restart would know of `seen_at_ms`."""
+        self.is_lapsed = False
+        self.progress = [Progress(self, partition) for partition in topic.partitions]
+        self.subscribers: list[Subscriber] = []
+        self.turn = 0
+        self.busy: dict[int, None] = {}
+        """Partitions that may have something to deliver, the one that waited longest first."""
+        self.worked: Worked = Worked()
+
+
+class Topic:
+    """A topic of a tenant."""
+
+    __slots__ = (
+        "created_at_ms", "groups", "is_graveyard", "is_leaving", "name", "next_offset", "number", "partitions",
+        "readers", "tenant",
+    )  # fmt: skip
+
+    def __init__(self, number: int, tenant: str, name: str, partitions: int, created_at_ms: int) -> None:
+        self.number = number
+        self.tenant = tenant
+        self.name = name
+        self.created_at_ms = created_at_ms
+        self.partitions = [Partition(number) for number in range(partitions)]
+        self.next_offset = 0
+        self.groups: dict[str, Group] = {}
+        self.readers: dict[Group, None] = {}
+        """Groups with subscribers."""
+        self.is_graveyard = False
+        """The broker has put dead letters here, so age bounds it."""
+        self.is_leaving = False
+
+    def find_group(self, number: int) -> Group:
+        return next(group for group in self.groups.values() if group.number == number)
+
+    def holders(self) -> list[Group]:
+        """The groups that hold messages back: those in use, or all of them when none is."""
+        groups = [group for group in self.groups.values() if not group.is_lapsed]
+        return groups or list(self.groups.values())
+
+
+class State:
+    """See the module's head."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.topics: dict[tuple[str, str], Topic] = {}
+        self.numbered: dict[int, Topic] = {}
+        self.groups: dict[int, Group] = {}
+        self.produced: dict[tuple[str, str], Produced] = {}
+        self.entries = 0
+        """Idempotency entries of producers and workers together."""
+        self.next_topic = 1
+        self.next_group = 1
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.tenants: dict[str, int] = {}
+        """How many topics each has."""
+        # What is due, by tick; flights are looked at again when their time has come.
+        self.wheel: dict[int, list[Flight]] = {}
+        self.ticked = 0
+        # Where there may be something to do.
+        self.stirred: dict[Group, None] = {}
+        self.ended: list[Subscriber] = []
+        """Readers of topics that are gone."""
+        self.trimmable: dict[tuple[int, int], None] = {}
+        # Tentative.
+        self.making: dict[tuple[str, str], Topic] = {}
+        self.entering: dict[tuple[int, str], GroupMade] = {}
+        self.settling: dict[Flight, None] = {}
+        self.pending: set[tuple[object, ...]] = set()
+
+    def later(self, flight: Flight) -> None:
+        """Look at a flight when its time has come."""
+        tick = -(-flight.due_at_ms // self.limits.tick_ms)
+        self.wheel.setdefault(max(tick, self.ticked + 1), []).append(flight)
+
+    def stir(self, group: Group, partition: int) -> None:
+        group.busy[partition] = None
+        self.stirred[group] = None
+
+    def forget_tentative(self) -> None:
+        """A commit failed: nothing that was on its way will arrive."""
+        for topic in self.topics.values():
+            topic.is_leaving = False
+            for partition in topic.partitions:
+                partition.reserved = partition.reserved_bytes = 0
+                partition.trimming = -1
+        for flight in self.settling:
+            flight.is_settling = False
+            if flight.state in (LEASED, WAITING):
+                self.later(flight)
+            elif flight.state == READY:
+                make_ready(self, flight)
+        self.making.clear()
+        self.entering.clear()
+        self.settling.clear()
+        self.pending.clear()
+
+    # ---- what is durable
+
+    def apply(self, record: Record) -> None:
+        """Let a record that is on the disk count."""
+        _APPLY[type(record)](self, record)
+
+    def add_topic(self, topic: Topic) -> None:
+        self.topics[topic.tenant, topic.name] = topic
+        self.numbered[topic.number] = topic
+        self.tenants[topic.tenant] = self.tenants.get(topic.tenant, 0) + 1
+        self.next_topic = max(self.next_topic, topic.number + 1)
+
+    def add_group(self, group: Group) -> None:
+        group.topic.groups[group.name] = group
+        self.groups[group.number] = group
+        self.next_group = max(self.next_group, group.number + 1)
+        self.hold_again(group.topic)
+
+    def hold_again(self, topic: Topic) -> None:
+        """Groups came, lapsed or came back: which messages are still needed is counted anew."""
+        holders = topic.holders()
+        for partition in topic.partitions:
+            if holders:
+                partition.hold_from(min(group.progress[partition.number].floor for group in holders))
+                self.look_to_trim(topic, partition)
+
+    def moved(self, progress: Progress) -> None:
+        """A floor moved: what no group needs any more is counted as settled."""
+        partition, topic = progress.partition, progress.group.topic
+        holders = topic.holders() if len(topic.groups) > 1 else ()
+        floor = min(group.progress[partition.number].floor for group in holders) if holders else progress.floor
+        if floor > partition.hold:
+            partition.hold_from(floor)
+            self.look_to_trim(topic, partition)
+
+    def look_to_trim(self, topic: Topic, partition: Partition) -> None:
+        if partition.settled or topic.is_graveyard:
+            self.trimmable[topic.number, partition.number] = None
+
+    def store(self, topic: Topic, record: Stored) -> None:
+        partition = topic.partitions[record.partition]
+        partition.append(record.offset, record.at_ms, record.size, record.body)
+        if partition.reserved:
+            partition.reserved -= 1
+            partition.reserved_bytes -= record.size
+        topic.next_offset = max(topic.next_offset, record.offset + 1)
+        for group in topic.readers:
+            self.stir(group, record.partition)
+
+
+def _topic_made(state: State, record: TopicMade) -> None:
+    topic = state.making.pop((record.tenant, record.name), None)
+    if topic is None:
+        topic = Topic(record.topic, record.tenant, record.name, record.partitions, record.at_ms)
+    state.add_topic(topic)
+
+
+def _topic_gone(state: State, record: TopicGone) -> None:
+    topic = state.numbered.pop(record.topic)
+    del state.topics[topic.tenant, topic.name]
+    state.tenants[topic.tenant] -= 1
+    state.entries -= len(state.produced.pop((topic.tenant, topic.name), ()))
+    for group in topic.groups.values():
+        del state.groups[group.number]
+        state.stirred.pop(group, None)
+        state.entries -= len(group.worked)
+        state.ended += group.subscribers
+        for progress in group.progress:
+            for flight in progress.flights.values():
+                flight.state = CLOSED
+                state.settling.pop(flight, None)
+
+
+def _group_made(state: State, record: GroupMade) -> None:
+    state.entering.pop((record.topic, record.name), None)
+    state.add_group(Group(state.numbered[record.topic], record.group, record.name, record.at_ms))
+
+
+def _group_seen(state: State, record: GroupSeen) -> None:
+    group = state.groups[record.group]
+    group.recorded_at_ms = record.at_ms
+    group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
+
+
+def _stored(state: State, record: Stored) -> None:
+    topic = state.numbered[record.topic]
+    state.store(topic, record)
+    state.counters["produced"] += 1
+    state.counters["produced_bytes"] += record.size
+    if record.identity:
+        key = (topic.tenant, record.requested)
+        entries = state.produced.setdefault(key, Produced())
+        state.entries += record.identity not in entries
+        entries[record.identity] = record.expires_at_ms
+        entries.move_to_end(record.identity)
+        state.pending.discard((*key, record.identity))
+
+
+def _settle(state: State, group: Group, partition: int, offset: int) -> None:
+    progress = group.progress[partition]
+    flight = progress.flights.get(offset)
+    if flight is not None:
+        state.settling.pop(flight, None)
+    if progress.settle(offset):
+        state.moved(progress)
+    if group.subscribers:
+        state.stir(group, partition)
+
+
+def _acked(state: State, record: Acked) -> None:
+    group = state.groups[record.group]
+    group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
+    if record.identity and (work := group.worked.get(record.identity)):
+        work.status = COMMITTED
+    _settle(state, group, record.partition, record.offset)
+    state.counters["acked"] += 1
+
+
+def _retried(state: State, record: Retried) -> None:
+    group = state.groups[record.group]
+    group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
+    progress = group.progress[record.partition]
+    flight = progress.flights.get(record.offset)
+    if flight is None:
+        if record.offset <= progress.floor or record.offset in progress.ahead:
+            return  # trimmed meanwhile
+        flight = progress.flights[record.offset] = Flight(progress, record.offset)
+    state.settling.pop(flight, None)
+    flight.is_settling = False
+    flight.attempts, flight.last_error, flight.due_at_ms = record.attempts, record.last_error, record.due_at_ms
+    if record.due_at_ms <= record.at_ms:
+        make_ready(state, flight)
+    else:
+        flight.state = WAITING
+        state.later(flight)
+
+
+def make_ready(state: State, flight: Flight) -> None:
+    """Its next attempt is due."""
+    progress = flight.progress
+    flight.state = READY
+    heappush(progress.ready, flight.offset)
+    if progress.group.subscribers:
+        state.stir(progress.group, progress.partition.number)
+
+
+def _buried(state: State, record: Buried) -> None:
+    graveyard = state.numbered[record.letter.topic]
+    graveyard.is_graveyard = True
+    state.store(graveyard, record.letter)
+    state.look_to_trim(graveyard, graveyard.partitions[record.letter.partition])
+    _settle(state, state.groups[record.group], record.partition, record.offset)
+    state.counters["dead_lettered"] += 1
+
+
+def _trimmed(state: State, record: Trimmed) -> None:
+    topic = state.numbered[record.topic]
+    partition = topic.partitions[record.partition]
+    partition.trimming = -1
+    state.counters["trimmed"] += partition.trim(record.offset)
+    for group in topic.groups.values():
+        group.progress[record.partition].trim(record.offset)
+    if topic.groups:
+        partition.hold_from(min(group.progress[partition.number].floor for group in topic.holders()))
+
+
+def _marked(state: State, record: Marked) -> None:
+    group = state.groups[record.group]
+    state.pending.discard((record.group, record.identity))
+    state.entries += record.identity not in group.worked
+    group.worked[record.identity] = Work(
+        record.status, record.owner, record.partition, record.offset, record.check_at_ms, record.last_error
+    )
+    group.worked.move_to_end(record.identity)
+
+
+_APPLY: Final[dict[type, Callable[[State, Any], None]]] = {
+    TopicMade: _topic_made,
+    TopicGone: _topic_gone,
+    GroupMade: _group_made,
+    GroupSeen: _group_seen,
+    Stored: _stored,
+    Acked: _acked,
+    Retried: _retried,
+    Buried: _buried,
+    Trimmed: _trimmed,
+    Marked: _marked,
+}
