@@ -530,3 +530,11 @@ def test_a_closed_store_says_so(kit: LedgerKit) -> None:
     closed.close()
     with pytest.raises(OncewireError, match="closed"):
         closed.begin()
+
+
+def test_a_note_is_kept_per_agent_and_replaced(kit: LedgerKit, store: Store, other: Store) -> None:
+    store.note("EVENTS", "1")
+    store.note("EVENTS", "2")
+
+    with contextlib.closing(kit.new("somebody")) as stranger:
+        assert ("2", None) == (other.noted("EVENTS"), stranger.noted("EVENTS"))

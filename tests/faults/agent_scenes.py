@@ -151,6 +151,8 @@ async def stopped_and_waited_for(one: World, point: str) -> None:
     other = one.start()
     past = time.monotonic() + 3 * one.options["ack_wait_s"]
     await until(lambda: time.monotonic() > past, "a few ack_waits")
+    told = f"agents on it: {paused.process.pid} (stopped"
+    await until(lambda: told in other.tail(), "the waiting process to name the other", deadline_s=DEADLINE_S)
     assert before == await rows_of(one)
     paused.signal_all(signal.SIGCONT)
     await one.settled()

@@ -315,7 +315,7 @@ class World:
     async def is_drained(self) -> bool:
         with contextlib.suppress(NatsError, OSError, TimeoutError):
             info = await self.info()
-            return bool(info) and not info["num_pending"] and not info["num_ack_pending"]
+            return bool(info) and not any(info[name] for name in ("num_pending", "num_ack_pending", "num_redelivered"))
         return False
 
     async def finish(self, *, mutation: str = "", patience_s: float = DEADLINE_S, **options: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -72,6 +73,30 @@ async def running(url: str, store: str) -> AsyncIterator[Running]:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_run_waits_for_a_ledger_that_another_process_holds_and_ends_cleanly_meanwhile(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "biller.db", isolation_level=None)) as holder:
+        holder.execute("PRAGMA journal_mode = WAL")
+        holder.execute("BEGIN IMMEDIATE")
+        async with prepared(server.url), running(server.url, f"sqlite:///{tmp_path}/biller.db") as agent:
+            waiting = await agent.event("trouble")
+            assert "another process holds the file" in waiting["text"]
+            assert await agent.stop() == 0
+            assert (await agent.event("end"))["counts"] == {}
+
+
+async def test_a_start_that_waited_for_the_ledger_goes_on_once_it_is_free(server: NatsServer, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(tmp_path / "biller.db", isolation_level=None)) as holder:
+        holder.execute("PRAGMA journal_mode = WAL")
+        holder.execute("BEGIN IMMEDIATE")
+        async with prepared(server.url), running(server.url, f"sqlite:///{tmp_path}/biller.db") as agent:
+            await agent.event("trouble")
+            holder.execute("ROLLBACK")
+            await agent.event("serving")
+            assert await agent.stop() == 0
 
 
 async def test_run_handles_drains_on_sigterm_and_status_tells(server: NatsServer, tmp_path: Path) -> None:

@@ -269,6 +269,45 @@ async def test_a_stream_that_went_back_is_refused_until_a_person_accepts_the_los
     assert seen.count(1) == 1
 
 
+async def test_the_closing_block_of_one_process_does_not_hold_up_the_marks_of_another(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    agent = new_agent()
+
+    @agent.on("go")
+    def go(ctx: Context, payload: dict[str, Any]) -> None:
+        """Only its block matters."""
+
+    async with (
+        prepared(server.url) as client,
+        prepared(server.url) as second_client,
+        run(agent, client, sqlite_in(tmp_path)) as first,
+        run(agent, second_client, sqlite_in(tmp_path)) as second,
+    ):
+        runners = (first, second)
+
+        def done() -> list[int]:
+            return [runner.counts.get("done", 0) for runner in runners]
+
+        async def one_more() -> None:
+            wanted = sum(done()) + 1
+            await send(client, command(agent, "go"), {})
+            await until(lambda: sum(done()) == wanted)
+
+        while not all(done()):
+            await one_more()
+        await until(lambda: all(runner.commits.closing_marks for runner in runners), "both to be closed off")
+        await one_more()
+    store = sqlite_in(tmp_path)
+    store.open(agent.tenant, agent.workspace, agent.name)
+    blocks = [store.block(number) for number in range(1, store.head().number + 1)]
+    last = max(block.number for block in blocks if block and block.content.entries)
+    confirmed = store.confirmed().block
+    store.close()
+
+    assert confirmed >= last
+
+
 async def test_a_lost_connection_loses_nothing(server: NatsServer, tmp_path: Path) -> None:
     agent, count = echo(new_agent(), f"{OUT}.x"), 60
     async with prepared(server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:

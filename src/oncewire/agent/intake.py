@@ -26,7 +26,7 @@ from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.subjects import overlaps
 from oncewire.errors import NotConnected, Unavailable
-from oncewire.jetstream import Client, Pull
+from oncewire.jetstream import Client, Pull, parse_reply
 from oncewire.jetstream.protocol import Message
 
 FETCH_S = 0.2
@@ -73,6 +73,7 @@ class Intake:
         self.pace = Pace(agent.batch)
         self.shares = Shares([ASYNC, *self.buckets])
         self.working: list[Item] = []
+        self.reached = 0
         self._changed = asyncio.Event()
         self._pull: Pull | None = None
         lane.listeners.append(self._changed.set)
@@ -112,17 +113,19 @@ class Intake:
         try:
             while not stopping.is_set():
                 self._ask()
-                self._take_in(await pull.fetch(timeout_s=FETCH_S))
+                self.take_in(await pull.fetch(timeout_s=FETCH_S))
             while pull.expected:
                 messages = await pull.fetch(timeout_s=LATE_S)
-                self._take_in(messages)
+                self.take_in(messages)
                 if not messages:
                     break
         finally:
             self._changed.set()
 
-    def _take_in(self, messages: list[Message]) -> None:
+    def take_in(self, messages: list[Message]) -> None:
+        """What was delivered, or found in the stream after the server had given it up."""
         if messages:
+            self.reached = max(self.reached, parse_reply(messages[-1].reply).sequence)
             self.queue.append((messages, self.commits.keepalive.watch([one.reply for one in messages])))
             self._changed.set()
 

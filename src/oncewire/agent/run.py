@@ -13,6 +13,7 @@ inputs come one by one until all that were in hand then are settled: one of them
     intake      one source: asks, holds, cuts batches        lane      async handlers
     exhausted   what the ledger knows of given-up inputs
     commits     commit, publish, ack                         upkeep    each second: due, open, exhausted, marks
+    lookout     what the server gave up or lost
 
 The named steps, in the order of an input's way; `at` is called with the name right after each:
 
@@ -43,12 +44,13 @@ from oncewire.agent.exhausted import Asked
 from oncewire.agent.intake import Intake
 from oncewire.agent.keepalive import KeepAlive
 from oncewire.agent.lane import Lane
+from oncewire.agent.lookout import Lookout
 from oncewire.agent.outflow import Outflow, Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.agent.upkeep import Upkeep
 from oncewire.contracts import subjects
-from oncewire.errors import OncewireError
+from oncewire.errors import OncewireError, TimedOut
 from oncewire.jetstream import Client
 from oncewire.ledger.processes import process_name
 from oncewire.ledger.rules import Ledger
@@ -72,6 +74,9 @@ class Runner:
         self.settings = settings or Settings()
         self.at = at
         self.is_unclean = False
+        self.is_started = False
+        self.waits_for = ""
+        """What its start waits for, '' when it goes on."""
         self.opened: dict[str, Opened] = {}
         self.intakes: list[Intake] = []
         self._keepalive: KeepAlive | None = None
@@ -94,7 +99,10 @@ class Runner:
     @property
     def trouble(self) -> str:
         """Why it cannot work right now, '' when it can: what readiness says."""
-        return self.commits.trouble or ("" if self.client.connection.is_ready else "NATS is away")
+        if not self.is_started:
+            return self.waits_for or "it has not started yet"
+        away = "" if self.client.connection.is_ready else "NATS is away"
+        return self.commits.trouble or away or self.lookout.trouble
 
     @property
     def in_flight(self) -> int:
@@ -127,7 +135,7 @@ class Runner:
     async def start(self) -> None:
         agent, client = self.agent, self.client
         self._failed = asyncio.get_running_loop().create_future()
-        self.ledger: Ledger = await self.db(self.store.open, agent.tenant, agent.workspace, agent.name)
+        self.ledger: Ledger = await self._open_ledger()
         self.opened = await opening.open_all(client, agent, self.settings)
         await self._check_ownership()
         sources = {stream: opened.source for stream, opened in self.opened.items()}
@@ -139,18 +147,39 @@ class Runner:
         ack_wait_s = min((opened.ack_wait_s for opened in self.opened.values()), default=agent.ack_wait_s)
         keepalive = self._keepalive = KeepAlive(client, ack_wait_s / 3, agent.handler_timeout_s)
         self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
-        self.upkeep = Upkeep(client, agent, self.commits, reading, self.opened, self._in_hand, keepalive.check)
+        feeds: dict[str, Intake] = {}
+        self.lookout = Lookout(client, self.commits, reading, feeds, agent.handler_timeout_s)
+        self.upkeep = Upkeep(
+            client, agent, self.commits, reading, self.opened, self.lookout, self._in_hand, keepalive.check
+        )
         self.lane = Lane(self.commits, agent.concurrency, agent.handler_timeout_s)
         self._asked = Asked(client, self.commits, self._in_hand)
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())
         await self.upkeep.sweep(is_start=True)
+        await self.lookout.start(self.opened.values(), self._seen)
         await keepalive.start()
         self.intakes = [
             Intake(client, agent, opened, reading, self.commits, self.lane, is_unclean=self.is_unclean)
             for opened in self.opened.values()
         ]
         self._asked.start(self.opened)
+        feeds.update({intake.opened.source.stream: intake for intake in self.intakes})
         self._begin_tasks()
+        self.is_started = True
+
+    async def _open_ledger(self) -> Ledger:
+        """A file that another process holds is waited for."""
+        agent = self.agent
+        while True:
+            try:
+                ledger: Ledger = await self.db(self.store.open, agent.tenant, agent.workspace, agent.name)
+            except TimedOut as problem:
+                if problem.message != self.waits_for:
+                    log.warning("agent %s waits: %s", agent.full_name, problem.message)
+                self.waits_for = problem.message
+            else:
+                self.waits_for = ""
+                return ledger
 
     async def _check_ownership(self) -> None:
         """Before anything is touched: the ledger owns the durables and is whole, the streams are those it knows."""
@@ -160,12 +189,15 @@ class Runner:
         announced = await opening.last_announced(self.client, self.ledger)
         head = await self.db(self.store.head)
         opening.check_not_behind(head, announced)
-        known = await self.db(opening.last_settled, self.store, head.number, list(self.opened.values()))
-        for stream, settled in known.items():
-            await opening.check_not_back(self.client, self.opened[stream], settled, self.ledger)
+        all_opened = list(self.opened.values())
+        settled = await self.db(opening.last_settled, self.store, head.number, all_opened)
+        self._seen = await self.db(opening.last_seen, self.store, all_opened)
+        for stream, known in (*settled.items(), *self._seen.items()):
+            await opening.check_not_back(self.client, self.opened[stream].source, known, self.ledger.id)
 
     def _in_hand(self) -> list[Item]:
-        return [*self.lane.items(), *(item for intake in self.intakes for item in intake.working)]
+        working = [item for intake in self.intakes for item in intake.working]
+        return [*self.lane.items(), *working, *self.lookout.taken()]
 
     def _begin_tasks(self) -> None:
         self._intake_tasks = [self._begin(intake.run()) for intake in self.intakes]
@@ -211,8 +243,11 @@ class Runner:
         await self.lane.stop()
         await _cancelled(list(self.commits.finishing))
         with contextlib.suppress(OncewireError):
+            await self.upkeep.sweep(is_end=True)
+        with contextlib.suppress(OncewireError):
             await self.upkeep.flush_marks()
             await self.upkeep.close_off()
+            await self.lookout.note()
             self.at("drained")
             if is_clean:
                 await self.db(self.store.leave, self._process)

@@ -38,6 +38,8 @@ class Opened(NamedTuple):
     ack_wait_s: float
     max_deliver: int
     delivered: int
+    first: int
+    """Where the stream began when it was opened."""
 
 
 def durable_of(agent: Agent, stream: str, settings: Settings) -> str:
@@ -121,7 +123,8 @@ async def _opened(client: Client, info: dict[str, Any]) -> Opened:
     )
     limit = config.get("max_deliver", -1)
     deliveries = limit if limit > 0 else DELIVERIES_UNLIMITED
-    return Opened(source, config["ack_wait"] / 1e9, deliveries, info["delivered"]["stream_seq"])
+    first = about["state"]["first_seq"]
+    return Opened(source, config["ack_wait"] / 1e9, deliveries, info["delivered"]["stream_seq"], first)
 
 
 def consumer_config(agent: Agent, consumer: str, patterns: list[str]) -> dict[str, Any]:
@@ -226,17 +229,29 @@ def check_not_behind(head: Head, announced: int) -> None:
 # ---- streams that went back
 
 
-class Settled(NamedTuple):
-    """An input that the ledger knows: where it stood, and when the stream took it in."""
+class Seen(msgspec.Struct, frozen=True):
+    """A position up to which a ledger knows a stream, and when the stream took in the message there (0: unknown)."""
 
+    created: str
     sequence: int
-    timestamp_ns: int
+    timestamp_ns: int = 0
 
 
-def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, Settled]:
+def last_seen(store: Store, opened: list[Opened]) -> dict[str, Seen]:
+    """How far each stream was seen, as noted; who sees it for the first time begins where the stream does."""
+    found: dict[str, Seen] = {}
+    for one in opened:
+        noted = store.noted(one.source.stream)
+        seen = msgspec.json.decode(noted, type=Seen) if noted else None
+        is_known = seen is not None and seen.created == one.source.created
+        found[one.source.stream] = seen if seen and is_known else Seen(one.source.created, one.first - 1)
+    return found
+
+
+def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, Seen]:
     """The highest settled sequence of each stream in its present incarnation, from the newest blocks that have one."""
     wanted = {one.source.stream: one.source.created for one in opened}
-    found: dict[str, Settled] = {}
+    found: dict[str, Seen] = {}
     for at in range(number, max(0, number - BLOCKS_BACK_MAX), -1):
         block = store.block(at)
         if len(found) == len(wanted) or block is None:
@@ -245,27 +260,26 @@ def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, S
         here = {one.stream for one in told.inputs if wanted.get(one.stream) == one.created} - found.keys()
         for entry in sorted(block.content.entries, key=lambda entry: entry.sequence):
             if entry.stream in here:
-                found[entry.stream] = Settled(entry.sequence, entry.timestamp_ns)
+                found[entry.stream] = Seen(wanted[entry.stream], entry.sequence, entry.timestamp_ns)
     return found
 
 
-async def check_not_back(client: Client, opened: Opened, settled: Settled, ledger: Ledger) -> None:
-    """The last settled input must still be what it was; else record the loss and refuse to run."""
-    stream = opened.source.stream
+async def check_not_back(client: Client, source: Source, seen: Seen, ledger_id: str) -> None:
+    """What was seen last must still be what it was; else record the loss and refuse to run."""
+    stream = source.stream
     last = (await client.api(f"STREAM.INFO.{stream}"))["state"]["last_seq"]
-    if last >= settled.sequence:
+    if last >= seen.sequence:
         try:
-            stored = await client.get(stream, settled.sequence)
+            stored = await client.get(stream, seen.sequence) if seen.timestamp_ns else None
         except NotFound:  # trimmed, or acked from a work queue: nothing speaks against it
             return
-        if stored.timestamp_ns == settled.timestamp_ns:
+        if stored is None or stored.timestamp_ns == seen.timestamp_ns:
             return
-    source = opened.source
-    first = min(settled.sequence, last + 1)
-    loss = Loss(stream, source.created, source.consumer, Cause.WENT_BACK, first, settled.sequence, now_ms(), ledger.id)
+    first = min(seen.sequence, last + 1)
+    loss = Loss(stream, source.created, source.consumer, Cause.WENT_BACK, first, seen.sequence, now_ms(), ledger_id)
     await losses.record(client, loss)
     raise Corrupt(
-        f"stream {stream} went back: it ends at {last}, and message {settled.sequence} that was settled is not there",
+        f"stream {stream} went back: it ends at {last}, and message {seen.sequence} that was there before is not",
         hint="It was restored, or lost its end in a power cut. What was lost stands in the bucket OW_LOSSES; "
         f"`oncewire agent apply --accept-loss {stream}` lets the agent go on with the stream as it is.",
     )

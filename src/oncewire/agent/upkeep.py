@@ -3,6 +3,7 @@
 due effects        sent in a commit of their own, then published
 open blocks        effects that nobody confirmed are published again, under their ids
 exhausted inputs   begun, no outcome, no delivery left: a process died of them each time. Settled as dead
+abandoned inputs   not even begun, and no delivery left: taken in once more (`lookout`)
 marks              what was confirmed is written down when no commit comes along
 closing block      before idling, so that the last announcement says that all before it is confirmed
 """
@@ -22,23 +23,26 @@ from oncewire.agent.agent import Agent
 from oncewire.agent.batch import GroupCommit, Item, attempt_of
 from oncewire.agent.commits import Commits
 from oncewire.agent.handlers import Handler
+from oncewire.agent.lookout import Lookout, as_delivered
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts import letters
 from oncewire.errors import NotFound, Unavailable
-from oncewire.jetstream import Client
-from oncewire.jetstream.protocol import Message, encode_headers
-from oncewire.jetstream.pull import Delivery
+from oncewire.jetstream import Client, StoredMessage
+from oncewire.jetstream.protocol import encode_acks
 from oncewire.ledger.rules import Content, Outcome
 from oncewire.ledger.store import Attempt, Mark
 
 log = logging.getLogger("oncewire.agent")
 
 EVERY_S = 1.0
+LOOK_EVERY_S = 5.0
+"""So often at most the server is asked what it gave up or lost."""
 SWEEP_AFTER_MS = 10_000
 """A block that another living process has just written is left to it for so long."""
 GIVEN_UP = "died: the process died or stood still while handling it, at every delivery"
+NEVER = "1970-01-01T00:00:00Z"
 
 
 class Upkeep:
@@ -51,6 +55,7 @@ class Upkeep:
         commits: Commits,
         reading: Reading,
         opened: dict[str, Opened],
+        lookout: Lookout,
         in_hand: Callable[[], list[Item]],
         check_keepalive: Callable[[], Awaitable[None]],
     ) -> None:
@@ -59,9 +64,12 @@ class Upkeep:
         self.commits = commits
         self.reading = reading
         self.opened = opened
+        self.lookout = lookout
         self.in_hand = in_hand
         self.check_keepalive = check_keepalive
         self._renewed_ms = now_ms()
+        self._looked_at = time.monotonic()
+        self._look_every_s = min([LOOK_EVERY_S, *(one.ack_wait_s for one in opened.values())])
 
     async def run(self) -> None:
         trouble = ""
@@ -84,6 +92,9 @@ class Upkeep:
         await self.sweep()
         await self._renew()
         await self._bury_exhausted()
+        if time.monotonic() - self._looked_at >= self._look_every_s:
+            self._looked_at = time.monotonic()
+            await self.lookout.look()
         if time.monotonic() - commits.busy_at > EVERY_S:
             await self.flush_marks()
             await self.close_off()
@@ -91,18 +102,23 @@ class Upkeep:
     # ---- marks
 
     async def flush_marks(self) -> None:
-        """Marks of an idle agent get a commit of their own."""
+        """Marks of an idle agent get a commit of their own; that of a closing block once others wrote behind it."""
         commits = self.commits
         async with commits.turn:
-            if not commits.marks:  # a commit that had the turn before us took them along
+            if not commits.marks and not await self._is_overtaken():  # or a commit before us took them along
                 return
-            marks, commits.marks = commits.marks, []
+            marks = commits.take_marks()
             try:
                 await commits.db(self._write_marks, marks)
             except BaseException:
                 commits.marks = marks + commits.marks
                 raise
         commits.at("marked")
+
+    async def _is_overtaken(self) -> bool:
+        """Whether another process's blocks wait behind our closing block for its mark."""
+        closing = [mark.block for mark in self.commits.closing_marks]
+        return bool(closing) and (await self.commits.db(self.commits.store.head)).number > max(closing)
 
     def _write_marks(self, marks: list[Mark]) -> None:
         store = self.commits.store
@@ -133,8 +149,9 @@ class Upkeep:
 
     # ---- effects
 
-    async def sweep(self, *, is_start: bool = False) -> None:
-        """Publish what any process of this ledger left open. At the start all of it, before anything is pulled."""
+    async def sweep(self, *, is_start: bool = False, is_end: bool = False) -> None:
+        """Publish what any process of this ledger left open. At the start all of it, before anything is pulled; at the
+        end all of it too, so that a ledger that nobody works on any more is closed off."""
         commits = self.commits
         async with commits.turn:
             open_ = await commits.db(commits.store.unconfirmed)
@@ -142,17 +159,18 @@ class Upkeep:
         commits.left_open = {number for number, _ in open_}
         for number, holes in open_:
             if number not in mine:
-                await self._resend(number, holes, is_start=is_start)
+                await self._resend(number, holes, is_start=is_start, is_end=is_end)
         if is_start:
             await self.flush_marks()
             commits.at("swept")
         commits.settle_resumes()
 
-    async def _resend(self, number: int, holes: list[tuple[int, int]], *, is_start: bool) -> None:
+    async def _resend(self, number: int, holes: list[tuple[int, int]], *, is_start: bool, is_end: bool) -> None:
         commits = self.commits
         async with commits.turn:
             block = await commits.db(commits.store.block, number)
-        if block is None or (not is_start and now_ms() - block.content.sent_ms < SWEEP_AFTER_MS):
+        is_young = block is not None and now_ms() - block.content.sent_ms < SWEEP_AFTER_MS
+        if block is None or (is_young and not is_start and not is_end):
             return
         marks, error = await commits.outflow.resend(block, holes, now_ms())
         commits.marks += marks
@@ -179,7 +197,9 @@ class Upkeep:
         mine = {item.at_key for item in self.in_hand()}
         for one in attempts:
             opened = self.opened.get(one.stream)
-            if opened is not None and one.key not in mine and is_exhausted(one, opened, now_ms()):
+            if opened is None or one.key in mine:
+                continue
+            if is_exhausted(one, opened, self.lookout.first_of(one.stream), now_ms()):
                 await self._bury(one, opened)
 
     async def _bury(self, attempt: Attempt, opened: Opened) -> None:
@@ -199,24 +219,19 @@ class Upkeep:
 
         settled = await self.commits.settle_without_running(item, opened.max_deliver, give_up)
         self.commits.at("buried")
-        if settled.block and await self.commits.publish(settled) and opened.source.is_work_queue and not is_gone:
-            await self._remove(attempt)
+        if not settled.block or await self.commits.publish(settled):
+            self.client.connection.write(encode_acks([item.message.reply]))  # ends the server's count of redeliveries
+            if opened.source.is_work_queue and not is_gone:
+                await self._remove(attempt)
 
     async def _fetch(self, attempt: Attempt, opened: Opened) -> tuple[Item, bool]:
         """The input as the stream holds it, or an empty one when it is gone."""
         source = opened.source
         try:
-            found = await self.client.get(attempt.stream, attempt.sequence)
+            found, is_gone = await self.client.get(attempt.stream, attempt.sequence), False
         except NotFound:
-            subject, timestamp_ns, header, payload, is_gone = source.filters[0], 0, b"", b"", True
-        else:
-            subject, timestamp_ns, payload, is_gone = found.subject, found.timestamp_ns, found.payload, False
-            header = encode_headers(found.headers) if found.headers else b""
-        reply = f"$JS.ACK.{source.stream}.{source.consumer}.{attempt.deliveries}.{attempt.sequence}.0.{timestamp_ns}.0"
-        message = Message(0, subject.encode("utf-8", "surrogateescape"), reply.encode(), header, payload)
-        item = self.reading.read([message])[0]
-        delivery = Delivery(source.stream, source.consumer, attempt.deliveries, attempt.sequence, 0, timestamp_ns, 0)
-        return item._replace(delivery=delivery), is_gone
+            found, is_gone = StoredMessage(source.stream, source.filters[0], attempt.sequence, NEVER, {}, b""), True
+        return self.reading.read([as_delivered(found, source, attempt.deliveries)])[0], is_gone
 
     async def _remove(self, attempt: Attempt) -> None:
         """What TERM would do on a work queue: nobody is going to be given it again."""
@@ -240,9 +255,11 @@ class Upkeep:
                     await asyncio.sleep(EVERY_S)
 
 
-def is_exhausted(attempt: Attempt, opened: Opened, now_ms: int) -> bool:
-    """Whether the server will not deliver it again, and whoever had it last has had all the time there is."""
-    return attempt.deliveries >= opened.max_deliver and now_ms - attempt.started_ms > opened.ack_wait_s * 1000
+def is_exhausted(attempt: Attempt, opened: Opened, first: int, now_ms: int) -> bool:
+    """Whether the server will not deliver it again (its deliveries are used up, or the stream has dropped it), and
+    whoever had it last has had all the time there is."""
+    is_over = attempt.deliveries >= opened.max_deliver or attempt.sequence < first
+    return is_over and now_ms - attempt.started_ms > opened.ack_wait_s * 1000
 
 
 def tick_of(agent: Agent, handler: Handler, slot: int) -> tuple[str, dict[str, object]]:

@@ -8,6 +8,7 @@ import importlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from oncewire.ledger.store import Store
 
 SHOW_S = 5.0
+START_S = 1.0
 STORE_HELP = "The ledger: sqlite:///file.db or postgresql://user@host/database."
 
 
@@ -105,25 +107,52 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
 
 async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:
     board = Board(as_json)
-    client_name = f"oncewire-agent-{found.name}"
-    async with (
-        Client(options_from(settings, name=client_name)) as client,
-        found.running(client, store, settings=settings) as runner,
-    ):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, runner.ask_to_stop)
+    async with Client(options_from(settings, name=f"oncewire-agent-{found.name}")) as client:
+        runner = Runner(found, client, store, settings)
+        with _signals(runner) as asked:
+            showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
+            try:
+                await _serve(board, found, runner, settings)
+            except asyncio.CancelledError:
+                if not asked:
+                    raise
+                board.line("stopped before it had started")
+            finally:
+                showing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await showing
+    board.event("end", counts=runner.counts if runner.is_started else {})
+
+
+async def _serve(board: Board, found: Agent, runner: Runner, settings: Settings) -> None:
+    async with found.lifespan(found), runner:
         _show_start(board, runner, settings)
-        showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
-        try:
-            await runner.wait()
-        finally:
-            showing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await showing
+        await runner.wait()
         board.line("draining")
         board.event("draining", in_flight=runner.in_flight)
     board.line(f"stopped: {_counts(runner)}")
-    board.event("end", counts=runner.counts)
+
+
+@contextlib.contextmanager
+def _signals(runner: Runner) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM drain the agent, or end its start, which may be waiting for the ledger. Those that came."""
+    loop, starting = asyncio.get_running_loop(), asyncio.current_task()
+    assert starting is not None
+    asked: list[int] = []
+
+    def stop(number: int) -> None:
+        asked.append(number)
+        if runner.is_started:
+            runner.ask_to_stop()
+        else:
+            starting.cancel()
+
+    with contextlib.suppress(ValueError):  # outside the main thread there are no signals: whoever started it ends it
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+    yield asked
+    if asked:
+        starting.uncancel()
 
 
 def _show_start(board: Board, runner: Runner, settings: Settings) -> None:
@@ -142,12 +171,13 @@ async def _show(board: Board, runner: Runner, *, is_live: bool) -> None:
     """Every few seconds what was done, where somebody looks; what is wrong, always."""
     shown, trouble = "", ""
     while True:
-        await asyncio.sleep(SHOW_S)
-        if runner.trouble != trouble:
-            trouble = runner.trouble
+        await asyncio.sleep(SHOW_S if runner.is_started else START_S)
+        now = runner.trouble if runner.is_started else runner.waits_for
+        if now != trouble:
+            trouble = now
             board.line(f"  waiting: {trouble}" if trouble else "  going on")
             board.event("trouble" if trouble else "recovered", text=trouble)
-        text = _counts(runner)
+        text = _counts(runner) if runner.is_started else ""
         if is_live and text != shown:
             shown = text
             board.line(f"  {text}, {runner.in_flight} in hand")

@@ -324,6 +324,15 @@ class PostgresStore:
         with self._own() as cursor:
             return {row[0] for row in cursor.execute(self._session.sql["drop_due"], (list(ids),))}
 
+    def note(self, name: str, text: str) -> None:
+        with self._own() as cursor:
+            cursor.execute(self._session.sql["note"], (f"{self._agent} {name}", text))
+
+    def noted(self, name: str) -> str | None:
+        with self._own() as cursor:
+            row = cursor.execute(self._session.sql["noted"], (f"{self._agent} {name}",)).fetchone()
+        return row[0] if row else None
+
     # ---- reading
 
     def waiting(self) -> list[Delayed]:

@@ -38,3 +38,12 @@ def _start_of(pid: int) -> str:
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return ""
+
+
+def told(process: str) -> str:
+    """A living process in words: one that was stopped holds what it has."""
+    pid = process.partition(":")[0]
+    with contextlib.suppress(OSError, IndexError):
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+            return f"{pid} (stopped: kill -CONT {pid})"
+    return pid

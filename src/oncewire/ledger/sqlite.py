@@ -31,7 +31,9 @@ from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, 
 FORMAT: Final = "1"
 FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
-BUSY_MS: Final = 30_000
+BUSY_MS: Final = 5_000
+"""So long a transaction waits for another process before it says so; whoever asks tries again."""
+OPENING_MS: Final = 1_000
 CHECKPOINT_PAGES: Final = 8_000
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
 
@@ -69,10 +71,11 @@ class SqliteStore:
         try:
             with translated(self.path):
                 self._db = sqlite3.connect(
-                    self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
+                    self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_MS / 1000
                 )
                 self._set_up()
                 self._prepare(rules.agent_name(tenant, workspace, agent))
+                self._db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
                 self._keys = SqliteKeys(self._db, self._chain)
                 self._keys.take_in()
         except BaseException:
@@ -339,6 +342,16 @@ class SqliteStore:
         with self._own() as db:
             query = "DELETE FROM ledger_delayed WHERE id = ? RETURNING id"
             return {row[0] for one in ids for row in db.execute(query, (one,)).fetchall()}
+
+    def note(self, name: str, text: str) -> None:
+        with self._own() as db:
+            db.execute("INSERT OR REPLACE INTO ledger_meta VALUES (?, ?)", (f"{self._agent} {name}", text))
+
+    def noted(self, name: str) -> str | None:
+        with translated(self.path):
+            query = "SELECT value FROM ledger_meta WHERE name = ?"
+            row = self.connection.execute(query, (f"{self._agent} {name}",)).fetchone()
+        return row[0] if row else None
 
     # ---- reading
 

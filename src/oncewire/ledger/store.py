@@ -138,6 +138,11 @@ class Store(Protocol):
     def drop_due(self, ids: Sequence[str]) -> set[str]:
         """Remove delayed effects; returns those that were still there: the others are somebody else's."""
 
+    def note(self, name: str, text: str) -> None:
+        """Keep a small text of this agent under a name, instead of what stood there."""
+
+    def noted(self, name: str) -> str | None: ...
+
     # ---- reading
     def waiting(self) -> list[Delayed]:
         """All delayed effects, for those who only look."""

@@ -8,6 +8,12 @@ INSERT INTO {s}.ledger_meta (name, value) VALUES ('id', %(id)s), ('format', %(fo
 -- A statement of its own, after `add_meta`: it sees what that one waited for.
 SELECT name, value FROM {s}.ledger_meta;
 
+-- name: note
+INSERT INTO {s}.ledger_meta (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
+
+-- name: noted
+SELECT value FROM {s}.ledger_meta WHERE name = %s;
+
 -- name: add_chain
 INSERT INTO {s}.ledger_chains (agent, number, hash, state, base, base_hash, base_state)
 VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING;
