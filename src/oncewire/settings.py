@@ -231,6 +231,14 @@ class Settings:
         check=_PORT,
     )
 
+    ledger_keep_s: int = setting(
+        0,
+        "ledger.keep_s",
+        "ONCEWIRE_LEDGER_KEEP_SECS",
+        "How long an agent's ledger remembers what is complete; 0 is for ever.",
+        check=between(0, 2**53),
+    )
+
     outbox_poll_interval_ms: int = setting(
         250,
         "outbox.poll_interval_ms",

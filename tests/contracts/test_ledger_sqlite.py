@@ -15,8 +15,10 @@ from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
 from oncewire.ledger import sqlite
 from oncewire.ledger.sqlite import SqliteStore
+from oncewire.ledger.store import Mark
 from tests.support.ledgers import (
     AGENT,
+    NOW_MS,
     SOURCES,
     TENANT,
     WORKSPACE,
@@ -26,6 +28,7 @@ from tests.support.ledgers import (
     found_by,
     insert,
     key_of,
+    mark,
     settle,
 )
 
@@ -290,3 +293,28 @@ def test_a_ledger_in_memory_works_alone() -> None:
     assert found_by(store, [1]) == {1: (1, 0)}
     assert store.identity()["store"].startswith("memory:")
     store.close()
+
+
+def test_a_run_whose_blocks_are_all_forgotten_goes_and_the_newest_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncewire.ledger.keys.SPILL_KEYS", 4)
+    kit = SqliteKit(tmp_path)
+    store = kit.new()
+    for number in range(1, 7):
+        settle(store, [2 * number, 2 * number + 1])
+    mark(store, *(Mark(block, 0, 0, "LEDGER", block) for block in range(1, 7)))
+    runs = "SELECT DISTINCT run FROM ledger_runs ORDER BY run"
+    before = [row[0] for row in kit.sql(runs)]
+
+    store.forget(NOW_MS + 1, 3)  # one whole run, and half of the next
+
+    assert before[1:] == [row[0] for row in kit.sql(runs)]
+    assert {8: (4, 0), 13: (6, 1)} == found_by(store, [2, 5, 6, 8, 13])
+    store.forget(NOW_MS + 1, 10)
+    assert before[-1:] == [row[0] for row in kit.sql(runs)]
+    store.close()
+    with contextlib.closing(kit.new()) as again:
+        assert {13: (6, 1)} == found_by(again, [2, 8, 13])
+        settle(again, [20, 21, 22, 23])
+        assert {13, 20} == found_by(again, [2, 13, 20]).keys()

@@ -17,10 +17,11 @@ from oncewire.errors import OncewireError, Refused
 from oncewire.ledger import rules
 from oncewire.ledger.processes import process_name
 from oncewire.ledger.rules import Delayed, Outcome
-from oncewire.ledger.store import Attempt, Mark, Store
+from oncewire.ledger.store import Attempt, Block, Mark, Store
 from tests.support.ledgers import (
     AGENT,
     NAME,
+    NOW_MS,
     SOURCES,
     TENANT,
     WORKSPACE,
@@ -538,3 +539,79 @@ def test_a_note_is_kept_per_agent_and_replaced(kit: LedgerKit, store: Store, oth
 
     with contextlib.closing(kit.new("somebody")) as stranger:
         assert ("2", None) == (other.noted("EVENTS"), stranger.noted("EVENTS"))
+
+
+# ---- forgetting
+
+
+def settle_old(store: Store, count: int, *, effects: int = 0) -> None:
+    """Blocks 1 … count, all sent at NOW_MS, confirmed but for the last."""
+    for number in range(1, count + 1):
+        settle(store, [2 * number, 2 * number + 1], effects=effects)
+    mark(store, *(Mark(block, 0, effects, "EVENTS", block) for block in range(1, count)))
+
+
+def test_old_blocks_are_forgotten_with_their_keys_and_calls_and_the_base_stands_for_them(
+    kit: LedgerKit, store: Store, other: Store
+) -> None:
+    settle_old(store, 5)
+    for number in (2, 9):
+        store.keep_call(key_of(number), "charge", b"1")
+    third = rules.read_announcement(read(store, 3).announcement)
+
+    assert 3 == store.forget(NOW_MS + 1, 3)
+
+    for one in (store, other):
+        base = one.base()
+        assert (3, third.state) == (base.number, base.state.hex())
+        assert base.hash.hex() == rules.read_announcement(read(one, 4).announcement).previous
+        assert [None, None, None] == [one.block(number) for number in (1, 2, 3)]
+        assert {8: (4, 0), 9: (4, 1), 10: (5, 0), 11: (5, 1)} == found_by(one, range(2, 12))
+        assert (None, b"1") == (one.call_result(key_of(2), "charge"), one.call_result(key_of(9), "charge"))
+    assert 6 == settle(other, [2]).number
+
+
+def test_what_is_young_unconfirmed_or_the_newest_is_never_forgotten(store: Store) -> None:
+    settle_old(store, 4)
+
+    assert 0 == store.forget(NOW_MS, 10)
+    assert 3 == store.forget(NOW_MS + 1, 10)
+    assert 0 == store.forget(NOW_MS + 1, 10)
+
+    mark(store, Mark(4, 0, 0, "LEDGER", 4))
+    assert 0 == store.forget(NOW_MS + 1, 10)
+    assert 4 == read(store, 4).number
+
+
+def test_attempts_and_delayed_effects_outlive_the_blocks_before_them(store: Store) -> None:
+    settle(store, [1], delayed=[Delayed(NOW_MS + 5, sending("fx.late"))])
+    settle(store, [2])
+    mark(store, Mark(1, 0, 0, "LEDGER", 1))
+    store.begun([Attempt(b"k" * 16, "EVENTS", 9, 2, NOW_MS, "")])
+
+    assert 1 == store.forget(NOW_MS + 1, 10)
+    assert ["fx.late"] == [one.sending.id for one in store.waiting()]
+    assert [9] == [one.sequence for one in store.attempts()]
+
+
+def test_two_processes_that_forget_at_once_forget_the_same(store: Store, other: Store) -> None:
+    settle_old(store, 60)
+    counts: list[int] = []
+    threads = [
+        threading.Thread(target=lambda one=one: counts.append(one.forget(NOW_MS + 1, 50))) for one in (store, other)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+
+    assert (len(counts), max(counts)) == (2, 50)
+    assert store.base() == other.base()
+    assert store.base().number >= 50
+    assert {120: (60, 0)} == found_by(store, [2, 120])
+
+
+def read(store: Store, number: int) -> Block:
+    block = store.block(number)
+    assert block is not None
+    return block

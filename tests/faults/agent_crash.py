@@ -13,6 +13,8 @@ from tests.support.postgres import shared_postgres
 
 STORES = ("sqlite", "postgresql")
 BURST = 20
+KEEP_S = 2 * 3_600 + 86_400
+"""The least that the streams of a world allow, which keep their messages for an hour."""
 ATOMIC_FROM = 3
 """So few effects already go out as an atomic batch: a slow store cuts batches short."""
 
@@ -48,6 +50,11 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
             await world.finish()
             await world.send(kinds=["sync"] * BURST)
             options = {"atomic_from": ATOMIC_FROM}
+        elif point in points.FORGETTING:
+            await world.finish()
+            await world.send(BURST)
+            await world.finish()
+            options = {"keep_s": KEEP_S, "clock_ahead_s": 2 * KEEP_S}
         await world.die(point, nth, burst=BURST, **options)
         problems = await world.autopsy()
         assert not problems, f"after a death at {point}, visit {nth}: {problems}"

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,11 +34,13 @@ RECOVERY = ("begun:before", "begun:after", "begun")
 SWEEP = ("resend:before", "resend:after")
 BURIAL = ("buried",)
 """Reached once an input has killed as many processes as it may."""
+FORGETTING = ("forget:before", "forget:inside", "forget:after", "forgotten")
+"""Reached by an agent that finds old blocks: days later."""
 ENDING = ("drained", "leave:before", "leave:after")
 """Reached only by an agent that is asked to stop."""
 
 FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + SETTLING + MARKS + DELAYED
-POINTS = FRESH + RECOVERY + SWEEP + BURIAL + ENDING
+POINTS = FRESH + RECOVERY + SWEEP + BURIAL + FORGETTING + ENDING
 SWEEP_PRELUDE = "publish:before"
 """A process that dies here leaves effects for the next one to sweep."""
 
@@ -143,13 +146,39 @@ def _around_resend(at: Points) -> None:
     Outflow.resend = around  # type: ignore[method-assign]
 
 
-STORE_STEPS = ("begin", "claim", "begun", "append", "mark", "commit", "keep_call", "drop_due", "enter", "leave")
+STORE_STEPS = (
+    "begin",
+    "claim",
+    "begun",
+    "append",
+    "mark",
+    "commit",
+    "keep_call",
+    "drop_due",
+    "forget",
+    "enter",
+    "leave",
+)
+
+
+def _inside_forget(store: type, at: Points) -> None:
+    """Between two statements of its transaction."""
+    module = sys.modules[store.__module__]
+    original = module.identity_keys
+
+    @functools.wraps(original)
+    def around(*args: Any) -> Any:
+        at("forget:inside")
+        return original(*args)
+
+    module.identity_keys = around  # type: ignore[attr-defined]
 
 
 def put_seams(store: type, at: Points) -> None:
     """Around everything that lasts: the store's methods, publishing, settling."""
     for step in STORE_STEPS:
         _around(store, step, at)
+    _inside_forget(store, at)
     _around_publish("publish_many", "publish", at)
     _around_publish("publish_all", "atomic", at)
     _around_settle(at)

@@ -61,6 +61,9 @@ class Plan(msgspec.Struct):
     stops: bool = False
     """At the point it stands still instead of dying."""
     file_bytes_max: int = 0
+    keep_s: int = 0
+    clock_ahead_s: int = 0
+    """So much later it is for what is forgotten."""
     atomic_from: int = outflow.ATOMIC_FROM
 
 
@@ -183,7 +186,15 @@ async def run(plan: Plan, at: Points) -> None:
     agent_mutations.apply(plan.mutation, type(store), at)
     put_seams(type(store), at)
     agent = make_agent(plan, at)
-    async with oncewire.connect(plan.nats) as client, Runner(agent, client, store, Settings(), at=at) as runner:
+    settings = Settings(ledger_keep_s=plan.keep_s)
+
+    def later_ms() -> int:
+        return outflow.now_ms() + plan.clock_ahead_s * 1000
+
+    async with (
+        oncewire.connect(plan.nats) as client,
+        Runner(agent, client, store, settings, at=at, clock_ms=later_ms) as runner,
+    ):
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, runner.ask_to_stop)
         print("running", flush=True)
         await runner.wait()

@@ -195,9 +195,12 @@ class World:
             for name, config in SHARED.items():
                 await self._make(connection, name, **config)
             for part in ("in", "out", "far"):
-                window = int(self.window_s * 1e9)
                 await self._make(
-                    connection, self.stream(part), subjects=[f"{self.base}.{part}.>"], duplicate_window=window
+                    connection,
+                    self.stream(part),
+                    subjects=[f"{self.base}.{part}.>"],
+                    duplicate_window=int(self.window_s * 1e9),
+                    max_age=3_600_000_000_000,
                 )
         await self.execute(TABLE)
         return self

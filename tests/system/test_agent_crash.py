@@ -34,6 +34,7 @@ CHAINS = {
     "later": points.MARKS + points.DELAYED + points.ENDING,
     "recover": points.RECOVERY + points.SWEEP,
     "bury": points.BURIAL,
+    "forget": points.FORGETTING,
 }
 DELIVERIES = dict.fromkeys(CHAINS, 1_000) | {"bury": 5}
 """A chain of deaths uses up the deliveries of what is in hand, which is not what it is about."""

@@ -24,7 +24,8 @@ The named steps, in the order of an input's way; `at` is called with the name ri
     published   all effects of the block are confirmed        acked      acks and terms are written
     called      the result of a ctx.once call is durable
     due         delayed effects have become a block           marked     confirmations are durable
-    buried      an exhausted input is settled as dead         drained    all is finished, the running mark not yet gone
+    buried      an exhausted input is settled as dead         forgotten  old blocks are gone, the base stands for them
+    drained     all is finished, the running mark not yet gone
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item, Point, nothing_happens
 from oncewire.agent.commits import Commits
 from oncewire.agent.exhausted import Asked
+from oncewire.agent.forget import Forgetting, check_life
 from oncewire.agent.intake import Intake
 from oncewire.agent.keepalive import KeepAlive
 from oncewire.agent.lane import Lane
@@ -66,13 +68,21 @@ class Runner:
     """One agent, one store, one connection. `async with` starts it; leaving drains it."""
 
     def __init__(
-        self, agent: Agent, client: Client, store: Store, settings: Settings | None = None, at: Point = nothing_happens
+        self,
+        agent: Agent,
+        client: Client,
+        store: Store,
+        settings: Settings | None = None,
+        at: Point = nothing_happens,
+        clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self.agent = agent
         self.client = client
         self.store = store
         self.settings = settings or Settings()
         self.at = at
+        self.clock_ms = clock_ms
+        """Only what is forgotten goes by it."""
         self.is_unclean = False
         self.is_started = False
         self.waits_for = ""
@@ -137,6 +147,8 @@ class Runner:
         self._failed = asyncio.get_running_loop().create_future()
         self.ledger: Ledger = await self._open_ledger()
         self.opened = await opening.open_all(client, agent, self.settings)
+        keep_s = self.settings.ledger_keep_s
+        await check_life(client, agent, self.opened.values(), keep_s)
         await self._check_ownership()
         sources = {stream: opened.source for stream, opened in self.opened.items()}
         reading = Reading(agent, self.ledger, sources)
@@ -149,9 +161,9 @@ class Runner:
         self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
         feeds: dict[str, Intake] = {}
         self.lookout = Lookout(client, self.commits, reading, feeds, agent.handler_timeout_s)
-        self.upkeep = Upkeep(
-            client, agent, self.commits, reading, self.opened, self.lookout, self._in_hand, keepalive.check
-        )
+        forgetting = Forgetting(client, self.commits, self.opened.values(), keep_s, self.clock_ms)
+        chores = (self.lookout, forgetting, keepalive)
+        self.upkeep = Upkeep(client, agent, self.commits, reading, self.opened, self._in_hand, *chores)
         self.lane = Lane(self.commits, agent.concurrency, agent.handler_timeout_s)
         self._asked = Asked(client, self.commits, self._in_hand)
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())

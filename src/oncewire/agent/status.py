@@ -32,6 +32,8 @@ class LedgerStatus(msgspec.Struct, frozen=True):
 
     id: str
     block: int
+    base: int
+    """All blocks up to this one were forgotten; 0 when none was."""
     confirmed: int
     state: str
     incomplete: int
@@ -61,6 +63,7 @@ def ledger_status(store: Store, agent: Agent) -> LedgerStatus:
     return LedgerStatus(
         ledger.id,
         head.number,
+        store.base().number,
         store.confirmed().block,
         head.state.hex(),
         len(attempts),

@@ -6,6 +6,7 @@ exhausted inputs   begun, no outcome, no delivery left: a process died of them e
 abandoned inputs   not even begun, and no delivery left: taken in once more (`lookout`)
 marks              what was confirmed is written down when no commit comes along
 closing block      before idling, so that the last announcement says that all before it is confirmed
+old blocks         forgotten, where a setting says so (`forget`)
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import GroupCommit, Item, attempt_of
 from oncewire.agent.commits import Commits
+from oncewire.agent.forget import Forgetting
 from oncewire.agent.handlers import Handler
+from oncewire.agent.keepalive import KeepAlive
 from oncewire.agent.lookout import Lookout, as_delivered
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
@@ -55,9 +58,10 @@ class Upkeep:
         commits: Commits,
         reading: Reading,
         opened: dict[str, Opened],
-        lookout: Lookout,
         in_hand: Callable[[], list[Item]],
-        check_keepalive: Callable[[], Awaitable[None]],
+        lookout: Lookout,
+        forgetting: Forgetting,
+        keepalive: KeepAlive,
     ) -> None:
         self.client = client
         self.agent = agent
@@ -66,7 +70,8 @@ class Upkeep:
         self.opened = opened
         self.lookout = lookout
         self.in_hand = in_hand
-        self.check_keepalive = check_keepalive
+        self.forgetting = forgetting
+        self.keepalive = keepalive
         self._renewed_ms = now_ms()
         self._looked_at = time.monotonic()
         self._look_every_s = min([LOOK_EVERY_S, *(one.ack_wait_s for one in opened.values())])
@@ -87,7 +92,7 @@ class Upkeep:
 
     async def _round(self) -> None:
         commits = self.commits
-        await self.check_keepalive()
+        await self.keepalive.check()
         await commits.send_due()
         await self.sweep()
         await self._renew()
@@ -98,6 +103,7 @@ class Upkeep:
         if time.monotonic() - commits.busy_at > EVERY_S:
             await self.flush_marks()
             await self.close_off()
+        await self.forgetting.round()
 
     # ---- marks
 

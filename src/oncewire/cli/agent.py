@@ -88,6 +88,7 @@ def _opened(target: str, store_url: str, schema: str) -> tuple[Agent, Store]:
 
 
 @agent.command()
+@face.setting_options("ledger_keep_s")
 @_with_ledger
 def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
     """Handle messages until Ctrl-C or SIGTERM, then finish what is in hand.
@@ -224,6 +225,8 @@ def status(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
 def _print_status(found: Status) -> None:
     ledger = found.ledger
     click.echo(f"agent {found.agent}, ledger {ledger.id}, block {ledger.block} (confirmed up to {ledger.confirmed})")
+    if ledger.base:
+        click.echo(f"  {'forgotten':<20} blocks up to {ledger.base}; replay and hash begin behind them")
     for one in found.sources:
         click.echo(f"  {one.stream:<20} lag {one.lag}, in flight {one.in_flight}, redelivered {one.redelivered}")
     click.echo(f"  {'incomplete':<20} {ledger.incomplete} inputs, {ledger.unpublished} effects unconfirmed")

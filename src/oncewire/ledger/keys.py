@@ -91,6 +91,11 @@ def find_in_page(page: bytes, key: bytes) -> Place | None:
     return None if at < 0 else decode_place(ITEM.unpack_from(page, at)[1])
 
 
+def last_block(items: bytes) -> int:
+    """The highest block that any of these items stands in."""
+    return max(decode_place(place).block for _, place in ITEM.iter_unpack(items))
+
+
 def places_of(number: int, keys: bytes) -> dict[bytes, Place]:
     """The keys of a block, joined as they are stored, with where they stand."""
     starts = range(0, len(keys), KEY_BYTES)

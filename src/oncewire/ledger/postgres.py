@@ -28,7 +28,17 @@ from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
 from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
-from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, read_block
+from oncewire.ledger.store import (
+    Appended,
+    Attempt,
+    Block,
+    Mark,
+    RecentBlocks,
+    head_at,
+    identity_keys,
+    old_blocks,
+    read_block,
+)
 
 FORMAT: Final = "1"
 HANDLER_S: Final = 300.0
@@ -156,7 +166,7 @@ class PostgresStore:
     def _places(self, found: dict[bytes, int]) -> dict[bytes, Place]:
         rows = self._session.cursor.execute(self._session.sql["places"], (list(set(found.values())),)).fetchall()
         blocks = {group: key_rules.places_of(number, keys) for group, number, keys in rows}
-        return {key: blocks[group][key] for key, group in found.items()}
+        return {key: blocks[group][key] for key, group in found.items() if group in blocks}  # else just forgotten
 
     def savepoint(self) -> None:
         with self._session.translated():
@@ -332,6 +342,20 @@ class PostgresStore:
         with self._own() as cursor:
             row = cursor.execute(self._session.sql["noted"], (f"{self._agent} {name}",)).fetchone()
         return row[0] if row else None
+
+    def forget(self, before_ms: int, blocks_max: int) -> int:
+        """The chain's row comes last: until then nobody waits for this. Keys go in order, as everywhere."""
+        with self._own() as cursor:
+            blocks = old_blocks(self, before_ms, blocks_max)
+            if blocks:
+                base = head_at(blocks[-1])
+                keys = [entry.key for block in blocks for entry in block.content.entries]
+                at = {"chain": self._chain, **base._asdict()}
+                cursor.execute(self._session.sql["forget_keys"], at | {"keys": keys})
+                cursor.execute(self._session.sql["forget_calls"], (identity_keys(self._agent, blocks),))
+                cursor.execute(self._session.sql["forget"], at)
+        self._blocks.clear()
+        return len(blocks)
 
     # ---- reading
 

@@ -26,7 +26,17 @@ from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
-from oncewire.ledger.store import Appended, Attempt, Block, Mark, RecentBlocks, read_block
+from oncewire.ledger.store import (
+    Appended,
+    Attempt,
+    Block,
+    Mark,
+    RecentBlocks,
+    head_at,
+    identity_keys,
+    old_blocks,
+    read_block,
+)
 
 FORMAT: Final = "1"
 FAR_MS: Final = 2**62
@@ -352,6 +362,20 @@ class SqliteStore:
             query = "SELECT value FROM ledger_meta WHERE name = ?"
             row = self.connection.execute(query, (f"{self._agent} {name}",)).fetchone()
         return row[0] if row else None
+
+    def forget(self, before_ms: int, blocks_max: int) -> int:
+        with self._own() as db:
+            blocks = old_blocks(self, before_ms, blocks_max)
+            if blocks:
+                base = head_at(blocks[-1])
+                calls = [(key,) for key in identity_keys(self._agent, blocks)]
+                db.executemany("DELETE FROM ledger_calls WHERE key = ?", calls)
+                db.execute("DELETE FROM ledger_blocks WHERE chain = ? AND number <= ?", (self._chain, base.number))
+                update = "UPDATE ledger_chains SET base = ?, base_hash = ?, base_state = ? WHERE chain = ?"
+                db.execute(update, (*base, self._chain))
+                self.keys.drop_runs(base.number)
+        self._blocks.clear()
+        return len(blocks)
 
     # ---- reading
 

@@ -24,13 +24,15 @@ class SqliteKeys:
         self._seen = 0
         self._seen_then = 0
         self._spilled = 0
+        self._base = 0
+        """Blocks up to this one were forgotten: their keys may still stand in a run."""
         self._runs: list[int] = []
         self._filter = Filter(4 * key_rules.SPILL_KEYS)
 
     def take_in(self) -> None:
         """Runs and blocks that others wrote, or that this process has not loaded yet."""
-        query = "SELECT spilled, spilled_keys FROM ledger_chains WHERE chain = ?"
-        spilled, count = self._db.execute(query, (self._chain,)).fetchone()
+        query = "SELECT spilled, spilled_keys, base FROM ledger_chains WHERE chain = ?"
+        spilled, count, self._base = self._db.execute(query, (self._chain,)).fetchone()
         if spilled > self._spilled:
             self._take_runs(count)
             self._recent = {key: place for key, place in self._recent.items() if place.block > spilled}
@@ -62,7 +64,7 @@ class SqliteKeys:
             place = recent.get(key)
             if place is None and may_have(key):
                 place = self._find_in_runs(key)
-            if place is not None:
+            if place is not None and place.block > self._base:
                 found[key] = place
         return found
 
@@ -94,6 +96,21 @@ class SqliteKeys:
             "UPDATE ledger_chains SET spilled = ?, spilled_keys = spilled_keys + ? WHERE chain = ?",
             (seen, len(moved), self._chain),
         )
+
+    def drop_runs(self, base: int) -> None:
+        """In the open transaction: runs whose blocks were all forgotten. The newest stays: numbers go on from it."""
+        while len(runs := self._oldest_runs()) == 2:
+            pages = "SELECT items FROM ledger_runs WHERE chain = ? AND run = ?"
+            items = b"".join(row[0] for row in self._db.execute(pages, (self._chain, runs[0])))
+            if key_rules.last_block(items) > base:
+                return
+            self._db.execute("DELETE FROM ledger_runs WHERE chain = ? AND run = ?", (self._chain, runs[0]))
+            fewer = "UPDATE ledger_chains SET spilled_keys = spilled_keys - ? WHERE chain = ?"
+            self._db.execute(fewer, (len(items) // key_rules.ITEM_BYTES, self._chain))
+
+    def _oldest_runs(self) -> list[int]:
+        query = "SELECT DISTINCT run FROM ledger_runs WHERE chain = ? ORDER BY run LIMIT 2"
+        return [row[0] for row in self._db.execute(query, (self._chain,))]
 
     def committed(self) -> None:
         """What was added counts now. A run that was spilled is taken in at the next begin, like another process's."""

@@ -25,7 +25,19 @@ import msgspec
 
 from oncewire.errors import Corrupt
 from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Source, unpack
+from oncewire.ledger.rules import (
+    Confirmed,
+    Content,
+    Delayed,
+    Head,
+    Ledger,
+    Ranges,
+    Source,
+    announcement_hash,
+    identity_key,
+    read_announcement,
+    unpack,
+)
 
 RECENT_BLOCKS: Final = 4
 
@@ -74,6 +86,31 @@ def read_block(number: int, content: bytes, announcement: bytes) -> Block:
         return Block(number, unpack(content), announcement)
     except msgspec.MsgspecError as error:
         raise Corrupt(f"block {number} of the ledger cannot be read: {error}") from error
+
+
+def old_blocks(store: Store, before_ms: int, blocks_max: int) -> list[Block]:
+    """The blocks at the beginning of the chain that may be forgotten: sent before that time, all effects confirmed.
+    The newest block always stays."""
+    base, end = store.base().number, min(store.confirmed().block, store.head().number - 1)
+    found: list[Block] = []
+    for number in range(base + 1, min(end, base + blocks_max) + 1):
+        block = store.block(number)
+        if block is None or block.content.sent_ms >= before_ms:
+            break
+        found.append(block)
+    return found
+
+
+def head_at(block: Block) -> Head:
+    """The end of the chain as it was when this block was written: the snapshot that stands for all before."""
+    told = read_announcement(block.announcement)
+    return Head(block.number, announcement_hash(block.announcement), bytes.fromhex(told.state))
+
+
+def identity_keys(agent: str, blocks: Sequence[Block]) -> list[bytes]:
+    """By these keys results of calls are kept."""
+    entries = [entry for block in blocks for entry in block.content.entries if entry.identity]
+    return sorted({identity_key(agent, entry.identity) for entry in entries})
 
 
 class RecentBlocks:
@@ -142,6 +179,9 @@ class Store(Protocol):
         """Keep a small text of this agent under a name, instead of what stood there."""
 
     def noted(self, name: str) -> str | None: ...
+    def forget(self, before_ms: int, blocks_max: int) -> int:
+        """Forget blocks from the beginning of the chain (`old_blocks`), with their keys and the results of their calls,
+        in one transaction of its own; returns how many. `base` stands for them."""
 
     # ---- reading
     def waiting(self) -> list[Delayed]:

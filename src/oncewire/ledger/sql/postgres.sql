@@ -127,6 +127,25 @@ DELETE FROM {s}.ledger_delayed WHERE id IN (
     SELECT id FROM {s}.ledger_delayed WHERE id = ANY(%s) ORDER BY id FOR UPDATE SKIP LOCKED
 ) RETURNING id;
 
+-- name: forget_keys
+-- In key order: no two processes that forget the same wait for each other. A key that was settled anew stays.
+DELETE FROM {s}.ledger_inbox WHERE key IN (
+    SELECT key FROM {s}.ledger_inbox WHERE key = ANY(%(keys)s) AND group_id IN (
+        SELECT group_id FROM {s}.ledger_blocks WHERE chain = %(chain)s AND number <= %(number)s
+    ) ORDER BY key FOR UPDATE
+);
+
+-- name: forget_calls
+DELETE FROM {s}.ledger_calls WHERE key = ANY(%s);
+
+-- name: forget
+-- Of two processes that forget at once the later one may come with less.
+WITH gone AS (
+    DELETE FROM {s}.ledger_blocks WHERE chain = %(chain)s AND number <= %(number)s
+)
+UPDATE {s}.ledger_chains SET base = %(number)s, base_hash = %(hash)s, base_state = %(state)s
+WHERE chain = %(chain)s AND base < %(number)s;
+
 -- name: head
 SELECT number, hash, state FROM {s}.ledger_chains WHERE chain = %s;
 
