@@ -101,7 +101,7 @@ async def test_a_process_that_lost_its_inputs_to_another_undoes_what_it_did(
 ) -> None:
     """Stopped past ack_wait inside an async handler: the other one settles the input, what the first did is dropped."""
     subject, store = f"evt.default.demo.{unique('s')}", make_store()
-    agent = new_agent(ack_wait_s=3.0)  # long enough to stop the first before its input is delivered again
+    agent = new_agent()
     insert = f"INSERT INTO orders VALUES ({mark(store)})"
     held = asyncio.Event()
     begun: list[int] = []

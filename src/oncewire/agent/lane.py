@@ -75,7 +75,9 @@ class Task:
             raise Refused("ctx.once comes before ctx.tx", hint="The section holds the transaction: it must not wait.")
         recorded = await self.lane.read_call(self.item.key, name)
         if recorded is None:
-            made = encode_result(await run_call(fn, args, kwargs))
+            made = self.lane.made.get((self.item.key, name))
+            if made is None:
+                made = encode_result(await run_call(fn, args, kwargs))
             recorded = await self.lane.record_call(self.item.key, name, made)
         return msgspec.json.decode(recorded)
 
@@ -134,6 +136,8 @@ class Lane:
         self._tasks: dict[bytes, Task] = {}
         self._asking: list[Task] = []
         self._keys: dict[bytes, int] = {}
+        self.made: dict[tuple[bytes, str], bytes] = {}
+        """Results of calls that the store has not taken yet."""
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -174,17 +178,21 @@ class Lane:
         return found
 
     async def record_call(self, key: bytes, name: str, result: bytes) -> bytes:
-        """The result that counts: the first one recorded, whoever called."""
-        store = self.commits.store
+        """The result that counts: the first one recorded, whoever called. A store that is full or away is waited for,
+        and a handler that runs out of time meanwhile finds the result here at its next delivery: as long as this
+        process lives, the call is not made again."""
+        store, recorded = self.commits.store, list[bytes]()
 
-        def keep() -> bytes:
+        def keep() -> None:
             store.keep_call(key, name, result)
-            return store.call_result(key, name) or result
+            recorded.append(store.call_result(key, name) or result)
 
-        async with self.commits.turn:
-            recorded: bytes = await self.commits.db(keep)
+        self.made[key, name] = result
+        if not await self.commits.insist(keep):
+            raise Unavailable("the agent stops before the result of a call is recorded")
+        del self.made[key, name]
         self.commits.at("called")
-        return recorded
+        return recorded[0]
 
     # ---- tasks
 
