@@ -235,7 +235,7 @@ def test_a_file_that_another_process_holds_is_unavailable(
     with pytest.raises(Unavailable, match="locked") as caught:
         second.begin()
     second.rollback()
-    assert "Another process" in caught.value.hint
+    assert "another process holds the file" in caught.value.message
     store.rollback()
     settle(second, [1])
     second.close()

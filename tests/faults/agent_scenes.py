@@ -151,7 +151,7 @@ async def stopped_and_waited_for(one: World, point: str) -> None:
     other = one.start()
     past = time.monotonic() + 3 * one.options["ack_wait_s"]
     await until(lambda: time.monotonic() > past, "a few ack_waits")
-    told = f"agents on it: {paused.process.pid} (stopped"
+    told = f"agents on it: {paused.pid} (stopped"
     await until(lambda: told in other.tail(), "the waiting process to name the other", deadline_s=DEADLINE_S)
     assert before == await rows_of(one)
     paused.signal_all(signal.SIGCONT)
@@ -207,7 +207,7 @@ async def full_disk(one: World, file_bytes_max: int) -> None:
     await until_async(is_full, "a full disk", deadline_s=DEADLINE_S)
     assert worker.code is None, worker.tail()
     assert not await one.is_drained()
-    resource.prlimit(worker.process.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     await one.settled()
     await _drained(worker)
 

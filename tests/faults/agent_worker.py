@@ -1,7 +1,5 @@
 """An agent in a process of its own: it writes rows, calls outside, returns effects, and dies where it is told to.
 
-    python -m tests.faults.agent_worker '<Plan as JSON>'
-
 What each input does follows from its number (`kind_of`), so that whoever counts knows what must be there.
 """
 
@@ -200,9 +198,9 @@ async def run(plan: Plan, at: Points) -> None:
         await runner.wait()
 
 
-def main() -> None:
+def main(told: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    plan = msgspec.json.decode(sys.argv[1], type=Plan)
+    plan = msgspec.json.decode(told, type=Plan)
     before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
     outflow.ATOMIC_FROM = plan.atomic_from
     at = Points(Death(plan.point, plan.nth, signal.SIGSTOP if plan.stops else signal.SIGKILL), before)
@@ -215,7 +213,3 @@ def main() -> None:
         sys.exit(AWAY_CODE)
     finally:
         print(msgspec.json.encode(dict(at.hits)).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main()

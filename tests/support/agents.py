@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
 import signal
 import sqlite3
 import struct
-import subprocess
 import sys
 import time
+import types
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ import nats
 from nats.aio.client import Client as Witness
 from nats.errors import Error as NatsError
 
+from tests.faults import agent_worker
 from tests.faults.agent_points import ENDING
 from tests.faults.agent_worker import AWAY_CODE as AWAY_CODE
 from tests.faults.agent_worker import WORKSPACE, Plan, kind_of, subject_of
@@ -78,28 +80,52 @@ class Outside:
         writer.close()
 
 
+_fork = multiprocessing.get_context("forkserver")
+_fork.set_forkserver_preload(["tests.faults.agent_worker"])
+
+
+def _work(plan: str, log: str) -> None:
+    """In the child: all it says goes into its log."""
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    agent_worker.main(plan)
+
+
 class WorkerProcess:
-    """One worker, killed by the id we started."""
+    """One worker, killed by the id we started. It is forked from a server that has loaded everything already: half of
+    a short life would be imports."""
 
     def __init__(self, plan: Plan, log: Path) -> None:
         self.log = log
-        command = [sys.executable, "-m", "tests.faults.agent_worker", msgspec.json.encode(plan).decode()]
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+        log.touch()
+        self.process = _fork.Process(target=_work, args=(msgspec.json.encode(plan).decode(), str(log)), daemon=True)
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # or each child would load pytest
+        try:
+            self.process.start()
+        finally:
+            sys.modules["__main__"] = main
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def code(self) -> int | None:
-        return self.process.poll()
+        return self.process.exitcode
 
     def signal(self, number: int) -> None:
-        self.process.send_signal(number)
+        if self.code is None:
+            os.kill(self.pid, number)
 
     def family(self) -> list[int]:
         """The worker and the keep-alive process that it started."""
         with contextlib.suppress(OSError):
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-            return [self.process.pid, *map(int, children)]
-        return [self.process.pid]
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            return [self.pid, *map(int, children)]
+        return [self.pid]
 
     def signal_all(self, number: int) -> None:
         """To both: what a paused machine does."""
@@ -110,12 +136,12 @@ class WorkerProcess:
     @property
     def is_stopped(self) -> bool:
         with contextlib.suppress(OSError):
-            return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     @property
     def is_running(self) -> bool:
@@ -124,10 +150,10 @@ class WorkerProcess:
 
     async def ended(self, deadline_s: float = DEADLINE_S) -> int:
         deadline = time.monotonic() + deadline_s
-        while self.process.poll() is None:
+        while (code := self.code) is None:
             assert time.monotonic() < deadline, f"the worker does not end: {self.tail()}"
             await asyncio.sleep(LOOK_S)
-        return self.process.returncode
+        return code
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
