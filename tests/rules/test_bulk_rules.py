@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from oncewire.errors import Corrupt, Refused
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.rules import (
     Facts,
     Offset,
     backlog,
     cut,
     find_loss,
-    parse_time_ns,
     partition_count,
     records_limit,
     refuse_queue,
@@ -28,7 +28,12 @@ START = Offset(51, FACTS.created, T1)
 
 
 def test_an_offset_survives_the_checkpoint() -> None:
-    for offset in (START, Offset(1, FACTS.created), Offset(7, FACTS.created, is_earliest=True)):
+    for offset in (
+        START,
+        Offset(1, FACTS.created),
+        Offset(7, FACTS.created, is_earliest=True),
+        replace(FACTS, incarnation=2).end,
+    ):
         assert offset == Offset.from_dict(offset.to_dict())
 
 
@@ -63,6 +68,17 @@ def test_each_kind_of_loss_is_told_apart(facts: Facts, time_before: str | None, 
     assert cause == loss.cause
     assert says in loss.sentence
     assert "failOnDataLoss=false" in loss.error().hint
+
+
+def test_a_newer_incarnation_is_no_loss_while_the_last_message_read_is_still_there() -> None:
+    newer = replace(FACTS, incarnation=1)
+    assert find_loss(START, newer, T1) is None
+    loss = find_loss(START, newer, None)
+    assert loss is not None
+    assert "went back" == loss.cause
+    assert "its incarnation is 1, the checkpoint knows 0" in loss.sentence
+    assert find_loss(replace(START, incarnation=1), newer, None) is None
+    assert find_loss(replace(START, timestamp=""), newer, None) is None
 
 
 def test_what_was_trimmed_before_the_first_read_was_never_asked_for() -> None:
@@ -100,17 +116,9 @@ def test_a_range_is_cut_without_hole_or_overlap() -> None:
         assert len(parts) == min(size, max(minimum, -(-size // 100_000)))
 
 
-@pytest.mark.parametrize(
-    ("text", "nanos"),
-    [
-        ("1970-01-01T00:00:01Z", 1_000_000_000),
-        ("1970-01-01T00:00:01.5Z", 1_500_000_000),
-        ("1970-01-01T01:00:01.000000007+01:00", 1_000_000_007),
-    ],
-)
-def test_times_keep_their_nanoseconds(text: str, nanos: int) -> None:
-    assert nanos == parse_time_ns(text)
-    assert nanos == parse_time_ns(show_time(nanos))
+def test_times_keep_their_nanoseconds() -> None:
+    for nanos in (0, 1_500_000_000, 1_794_765_626_876_548_228):
+        assert nanos == parse_time_ns(show_time(nanos))
 
 
 def test_facts_are_read_from_the_stream_info() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from oncewire.contracts.subjects import INCARNATIONS_BUCKET
+from oncewire.jetstream import Outgoing
 from oncewire.pipeline import backlog
 from tests.spark.support import (
     LATE,
@@ -15,6 +18,7 @@ from tests.spark.support import (
     api,
     fill,
     make_stream,
+    publish,
     read_stream,
     run_once,
     state,
@@ -166,6 +170,18 @@ def test_a_stream_that_went_back_is_noticed_though_its_sequences_go_on(
         run_once(frame, tmp_path / "checkpoint")
     tolerant = read_stream(spark, server, stream, failOnDataLoss="false")
     assert list(range(6, 26)) == flat(run_once(tolerant, tmp_path / "checkpoint"))
+    accept(server, stream)
+    fill(server, stream, 1)
+    assert [26] == flat(run_once(frame, tmp_path / "checkpoint"))
+    newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    assert 1 == json.loads(newest.read_text().splitlines()[-1])["incarnation"]
+
+
+def accept(server: NatsServer, stream: str) -> None:
+    """What a person does who has looked at the loss: the stream goes on as its first new incarnation."""
+    bucket = {"name": f"KV_{INCARNATIONS_BUCKET}", "subjects": [f"$KV.{INCARNATIONS_BUCKET}.>"]}
+    api(server, f"STREAM.CREATE.KV_{INCARNATIONS_BUCKET}", bucket)
+    publish(server, [Outgoing(f"$KV.{INCARNATIONS_BUCKET}.{stream}", b"1")])
 
 
 def test_what_a_per_subject_limit_replaced_is_no_loss(

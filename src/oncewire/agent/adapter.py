@@ -26,8 +26,7 @@ from oncewire.contracts.inputs import read_input
 from oncewire.contracts.runtime import RuntimeEnvelope
 from oncewire.errors import Corrupt, Refused
 from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import parse_headers
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.ledger.rules import Announcement, Entry, Outcome
 from oncewire.ledger.store import Block, Store
 

@@ -30,9 +30,8 @@ from oncewire.contracts import headers as names
 from oncewire.contracts import ids, letters, subjects
 from oncewire.contracts.inputs import Input
 from oncewire.errors import ContractViolation, Refused, TooLarge
-from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.pull import Delivery
-from oncewire.jetstream.stored import parse_time_ns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Outcome, Sending, Source

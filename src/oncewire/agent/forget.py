@@ -27,7 +27,7 @@ from oncewire.agent.commits import Commits
 from oncewire.agent.sources import Opened
 from oncewire.errors import NotFound, Refused
 from oncewire.jetstream import Client
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import parse_time_ns
 
 DLQ_STREAM = "DLQ"
 DAY_S = 86_400

@@ -31,8 +31,7 @@ from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened, Seen
 from oncewire.jetstream import Client, StoredMessage, losses
 from oncewire.jetstream.losses import Cause, Loss
-from oncewire.jetstream.protocol import Message, encode_acks, encode_headers
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import Message, encode_acks, encode_headers, parse_time_ns
 from oncewire.ledger.keys import Place
 from oncewire.ledger.rules import Source
 from oncewire.ledger.store import Attempt

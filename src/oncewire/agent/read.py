@@ -13,9 +13,8 @@ from oncewire.contracts import ids
 from oncewire.contracts.inputs import Input, read_input
 from oncewire.errors import ContractViolation
 from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import Message, parse_headers
+from oncewire.jetstream.protocol import Message, parse_headers, parse_time_ns
 from oncewire.jetstream.pull import parse_reply
-from oncewire.jetstream.stored import parse_time_ns
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 

@@ -28,8 +28,7 @@ from oncewire.contracts import ids
 from oncewire.contracts.inputs import read_input
 from oncewire.errors import Corrupt, NotFound, Refused
 from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import parse_headers
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Announcement, Entry, Head, Inputs, Ledger, Outcome, Sending
 from oncewire.ledger.scratch import Scratch, TableDifference, open_scratch

@@ -23,6 +23,8 @@ SUBJECT_BYTES_MAX = 1024
 TOKENS_MAX = 32
 READER_PREFIX = "ow-reader-"
 """Consumers of readers that keep their own position are named so: they are nobody's durables."""
+INCARNATIONS_BUCKET = "OW_INCARNATIONS"
+"""By stream: how often a person has accepted that it went back. Part of every position from then on."""
 DEFAULT_TENANT = "default"
 DEFAULT_WORKSPACE = "default"
 CHAT_EVENTS_PREFIX = "chat.events"

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from oncewire.contracts.subjects import INCARNATIONS_BUCKET
 from oncewire.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
     from oncewire.jetstream.client import Client
 
 LOSSES_BUCKET: Final = "OW_LOSSES"
-INCARNATIONS_BUCKET: Final = "OW_INCARNATIONS"
 INCARNATION: Final = "#"
 """Stands between a stream's creation time and the number of its incarnation, from the second one on."""
 

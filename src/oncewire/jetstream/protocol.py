@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Final
 
@@ -251,6 +252,16 @@ _HEADER_VALUE_BAD = re.compile(r"[\x00\r\n]")
 
 
 @lru_cache(maxsize=4096)
+def parse_time_ns(text: str) -> int:
+    """Nanoseconds since 1970 of an RFC 3339 time in UTC, exactly: a datetime would cut them to microseconds."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    try:
+        seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
+        return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
+    except ValueError:
+        raise ContractViolation(f"{text[:40]!r} is not a UTC time") from None
+
+
 def _header_name(name: str) -> bytes:
     if not _HEADER_NAME.fullmatch(name):
         raise ContractViolation(f"{name!r} is not a header name", hint="Use letters, digits and '-'.")

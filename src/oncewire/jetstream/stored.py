@@ -10,13 +10,11 @@ import asyncio
 import base64
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from oncewire.errors import (
-    ContractViolation,
     NoResponders,
     NotFound,
     OncewireError,
@@ -30,7 +28,7 @@ from oncewire.errors import (
 )
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
-from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.requests import Requests
 
 GET_TIMEOUT_S: Final = 5.0
@@ -53,16 +51,6 @@ class StoredMessage(msgspec.Struct, frozen=True):
     @property
     def timestamp_ns(self) -> int:
         return parse_time_ns(self.timestamp)
-
-
-def parse_time_ns(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time in UTC, exactly: a datetime would cut them to microseconds."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    try:
-        seconds = int(datetime.fromisoformat(whole + "+00:00").timestamp())
-        return seconds * 1_000_000_000 + int(fraction.ljust(9, "0")[:9] or 0)
-    except ValueError:
-        raise ContractViolation(f"{text[:40]!r} is not a UTC time") from None
 
 
 def parse_stored(message: Message) -> StoredMessage:

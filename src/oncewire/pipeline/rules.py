@@ -1,13 +1,15 @@
 """What an offset is, what a loss is, and how a range is cut into partitions. Pure: no clock, no I/O.
 
-An offset is the *next* stream sequence, with two witnesses: the stream's creation time, and the time of the last
-message before the offset. Sequences alone prove nothing: a stream that was deleted and made anew counts from 1 again,
-and one that was restored to an older state keeps its creation time and hands its sequences out a second time.
+An offset is the *next* stream sequence, with its witnesses: the stream's creation time, the time of the last message
+before the offset, and the incarnation once a person has accepted that the stream went back. Sequences alone prove
+nothing: a stream that was deleted and made anew counts from 1 again, and one that was restored to an older state keeps
+its creation time and hands its sequences out a second time.
 
     found                                                    it is
     another creation time                                    recreated
     the last sequence is below the last one read             went back
     the message before the offset has another time           went back (its sequence was given out again)
+    a newer incarnation, and that message is gone            went back (nothing shows that the offset is older)
     the first sequence is above the offset                   trimmed: by age, size, count, or a purge
     the same, on a stream with limits per subject or TTL     limit: what the stream was made to do, no loss
     a sequence is missing between two others                 deleted: legitimate, no loss
@@ -26,6 +28,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from oncewire.errors import Corrupt, Refused
+from oncewire.jetstream.protocol import parse_time_ns
 
 PARTITION_RECORDS = 100_000
 """One partition's share of a range. A constant, so that a range that is read again is cut the same way."""
@@ -44,10 +47,13 @@ class Offset:
     """Of the last message before `sequence`; '' when there was none."""
     is_earliest: bool = False
     """Begin with whatever is oldest when the reading begins: what was trimmed until then was never asked for."""
+    incarnation: int = 0
+    """How often it had been accepted that the stream went back."""
 
     def to_dict(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"sequence": self.sequence, "created": self.created, "timestamp": self.timestamp}
-        return {**shown, "earliest": True} if self.is_earliest else shown
+        shown |= {"earliest": True} if self.is_earliest else {}
+        return shown | ({"incarnation": self.incarnation} if self.incarnation else {})
 
     @classmethod
     def from_dict(cls, shown: dict[str, Any]) -> Offset:
@@ -57,6 +63,7 @@ class Offset:
                 str(shown["created"]),
                 str(shown.get("timestamp", "")),
                 bool(shown.get("earliest", False)),
+                int(shown.get("incarnation", 0)),
             )
         except (KeyError, TypeError, ValueError):
             raise Corrupt(
@@ -80,10 +87,19 @@ class Facts:
     retention: str
     has_subject_limits: bool
     """Per-subject limits or message TTL: the stream itself removes messages from its middle and its head."""
+    incarnation: int = 0
 
     @property
     def next(self) -> int:
         return self.last + 1
+
+    @property
+    def end(self) -> Offset:
+        """Behind everything that is stored now."""
+        return self.offset(self.next, self.last_time)
+
+    def offset(self, sequence: int, time_before: str) -> Offset:
+        return Offset(sequence, self.created, time_before, incarnation=self.incarnation)
 
     @classmethod
     def of(cls, info: dict[str, Any]) -> Facts:
@@ -153,6 +169,10 @@ def find_loss(start: Offset, facts: Facts, time_before: str | None) -> Loss | No
     if start.timestamp and time_before is not None and time_before != start.timestamp:
         detail = f"message {start.sequence - 1} has the time {time_before}, the one that was read had {start.timestamp}"
         return Loss(facts.name, "went back", start.sequence, facts.next, detail)
+    if start.timestamp and time_before is None and start.incarnation != facts.incarnation:
+        detail = f"its incarnation is {facts.incarnation}, the checkpoint knows {start.incarnation}: it went back, and "
+        detail += f"message {start.sequence - 1}, which was read, is not there to show that this was later"
+        return Loss(facts.name, "went back", start.sequence, facts.next, detail)
     if facts.first > start.sequence and not start.is_earliest:
         return trimmed(facts, start.sequence, facts.first)
     return None
@@ -206,15 +226,6 @@ def _sequence(shown: object) -> int:
     with suppress(ValueError):
         shown = json.loads(shown) if isinstance(shown, str) else shown
     return int(shown.get("sequence", 0)) if isinstance(shown, dict) else 0
-
-
-def parse_time_ns(text: str) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time, exactly: a datetime would cut them to microseconds."""
-    whole, dot, rest = text.partition(".")
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))] if dot else ""
-    zone = (rest[len(digits) :] if dot else whole[19:]) or "Z"
-    seconds = int(datetime.fromisoformat(whole[:19] + zone).timestamp())
-    return seconds * 1_000_000_000 + int(digits.ljust(9, "0")[:9] or 0)
 
 
 def show_time(timestamp_ns: int) -> str:

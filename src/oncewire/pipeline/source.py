@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
 from oncewire.errors import InvalidSetting, Refused, Unavailable
+from oncewire.jetstream import protocol
 from oncewire.pipeline import options as given
 from oncewire.pipeline import rules, stream
 from oncewire.pipeline.options import Place, ReadOptions
@@ -161,9 +162,11 @@ class Planner:
         self._wire = None
 
     def facts(self) -> Facts:
+        """The stream as its leader knows it, with its incarnation."""
         facts = self.ask(lambda wire: stream.facts_of(wire, self.read.stream))
         rules.refuse_queue(facts)
-        return facts
+        incarnation = self.ask(lambda wire: stream.incarnation_of(wire, self.read.stream))
+        return replace(facts, incarnation=incarnation) if incarnation else facts
 
     def time_at(self, sequence: int) -> str | None:
         """The time of the message with this sequence, None when it is gone."""
@@ -173,9 +176,9 @@ class Planner:
     def offset_at(self, place: Place, facts: Facts, option: str) -> Offset:
         """Where `earliest`, `latest`, a sequence or a time stands now."""
         if place == "earliest":
-            return Offset(facts.first, facts.created, is_earliest=True)
+            return replace(facts.offset(facts.first, ""), is_earliest=True)
         if place == "latest":
-            return Offset(facts.next, facts.created, facts.last_time)
+            return facts.end
         if isinstance(place, datetime):
             when = place.astimezone(UTC).isoformat()
             sequence = self.ask(lambda wire: stream.sequence_at(wire, self.read.stream, when))
@@ -184,7 +187,7 @@ class Planner:
             sequence = int(place)
         if sequence > facts.next:
             raise Refused(f"the option {option} is {sequence}, and stream {facts.name} ends at {facts.last}")
-        return Offset(sequence, facts.created, self.time_at(sequence - 1) or "")
+        return facts.offset(sequence, self.time_at(sequence - 1) or "")
 
     def loss_at(self, offset: Offset, facts: Facts) -> Loss | None:
         return rules.find_loss(offset, facts, self.time_at(offset.sequence - 1) if offset.timestamp else None)
@@ -199,7 +202,7 @@ class Planner:
         self.report(loss)
         if loss.cause != "went back":
             return facts.first
-        behind = rules.show_time(rules.parse_time_ns(start.timestamp) + 1)
+        behind = rules.show_time(protocol.parse_time_ns(start.timestamp) + 1)
         return self.ask(lambda wire: stream.sequence_at(wire, self.read.stream, behind))
 
     def report(self, loss: Loss) -> None:
@@ -255,8 +258,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc, unused-ignore]
         return self.planner.offset_at(self.read_options.start, facts, "startingOffsets").to_dict()
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - Spark's name before 4.2
-        facts = self.planner.facts()
-        return Offset(facts.next, facts.created, facts.last_time).to_dict()
+        return self.planner.facts().end.to_dict()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         return list(self.planner.ranges(Offset.from_dict(start), Offset.from_dict(end)))
@@ -286,8 +288,7 @@ if HAS_ADMISSION:
         ) -> dict[str, Any]:
             facts = self.planner.facts()
             known = Offset.from_dict(start)
-            newest = Offset(facts.next, facts.created, facts.last_time)
-            target = self._target if self._target and self._target.created == facts.created else newest
+            target = self._target if self._target and self._target.created == facts.created else facts.end
             first = self.planner.start_after(known, facts)
             if first >= target.sequence and known.created == facts.created:
                 return start
@@ -304,7 +305,7 @@ if HAS_ADMISSION:
             row = self.planner.ask(lambda wire: stream.message_from(wire, read.stream, first + count - 1, ()))
             if row is None or row.sequence + 1 >= target.sequence:
                 return target
-            return Offset(row.sequence + 1, facts.created, rules.show_time(row.timestamp_ns))
+            return facts.offset(row.sequence + 1, rules.show_time(row.timestamp_ns))
 
         def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
             read = self.read_options
@@ -313,9 +314,7 @@ if HAS_ADMISSION:
             return ReadMaxBytes(read.bytes_per_trigger_max) if read.bytes_per_trigger_max else ReadAllAvailable()
 
         def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-            facts = self.planner.facts()
-            self._target = Offset(facts.next, facts.created, facts.last_time)
+            self._target = self.planner.facts().end
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-            facts = self.planner.facts()
-            return Offset(facts.next, facts.created, facts.last_time).to_dict()
+            return self.planner.facts().end.to_dict()

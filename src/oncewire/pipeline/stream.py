@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncewire.errors import NotFound, ProtocolViolation
-from oncewire.jetstream.protocol import CRLF, Message
-from oncewire.pipeline.rules import Facts, parse_time_ns
+from oncewire.contracts.subjects import INCARNATIONS_BUCKET, READER_PREFIX
+from oncewire.errors import ContractViolation, Corrupt, NotFound, ProtocolViolation
+from oncewire.jetstream.protocol import CRLF, Message, parse_time_ns
+from oncewire.pipeline.rules import Facts
 from oncewire.pipeline.wire import STREAM_NOT_FOUND, Wire
 
-READER_PREFIX: Final = "ow-reader-"
 INACTIVE_S: Final = 30
 """A reader's consumer that nobody pulls from is removed by the server after this time."""
 NO_MESSAGE: Final = 10037
@@ -57,6 +57,21 @@ def facts_of(wire: Wire, stream: str) -> Facts:
         raise NotFound(
             f"there is no stream {stream} on {wire.address}", hint="`oncewire topology apply` makes the declared ones."
         ) from None
+
+
+def incarnation_of(wire: Wire, stream: str) -> int:
+    """How often a person has accepted that this stream went back; 0 where nobody keeps such a list."""
+    key = f"$KV.{INCARNATIONS_BUCKET}.{stream}"
+    try:
+        found = _stored(wire, f"KV_{INCARNATIONS_BUCKET}", {"last_by_subj": key})
+    except NotFound as error:
+        if error.server_code != STREAM_NOT_FOUND:
+            raise
+        return 0
+    try:
+        return int(found.payload) if found else 0
+    except ValueError:
+        raise Corrupt(f"the key {stream} of the bucket {INCARNATIONS_BUCKET} is no number") from None
 
 
 def message_at(wire: Wire, stream: str, sequence: int) -> Row | None:
@@ -132,7 +147,7 @@ def stored_row(message: Message) -> Row:
             header_raw,
             message.payload,
         )
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, ContractViolation):
         raise ProtocolViolation(f"an answer of direct get lacks its headers: {message.header_raw[:120]!r}") from None
 
 
