@@ -34,7 +34,8 @@ class Columns:
     def __init__(self, stream: str, schema: Any) -> None:
         self.schema = schema
         self.names: list[str] = schema.names
-        self._stream = binaries([stream.encode()], pa.string())
+        self._name = stream.encode()
+        self._streams = binaries([], pa.string())
 
     def of_cuts(self, buffer: Bytes, cuts: Cuts) -> Any:
         """A batch of proven messages."""
@@ -65,10 +66,17 @@ class Columns:
         return self._batch(sequences, np.array([row.timestamp_ns for row in rows], np.int64), made)
 
     def _batch(self, sequence: Ints, timestamp_ns: Ints, made: dict[str, Any]) -> Any:
-        made["stream"] = lambda: self._stream.take(integers(np.zeros(len(sequence), np.int32)))
+        made["stream"] = lambda: self._stream_rows(len(sequence))
         made["sequence"] = lambda: integers(sequence)
         made["timestamp"] = lambda: integers(timestamp_ns // 1_000, TIMESTAMP)
         return pa.RecordBatch.from_arrays([made[name]() for name in self.names], schema=self.schema)
+
+    def _stream_rows(self, count: int) -> Any:
+        """The stream's name that often: a slice of one array that is kept."""
+        if count > len(self._streams):
+            name = np.frombuffer(self._name, np.uint8)
+            self._streams = retyped(fixed_width(np.broadcast_to(name, (count, len(name)))), pa.string())
+        return self._streams.slice(0, count)
 
 
 def integers(values: Ints | Any, kind: Any = None) -> Any:
@@ -83,6 +91,13 @@ def binaries(values: Sequence[bytes], kind: Any = None) -> Any:
     np.cumsum([len(value) for value in values], out=offsets[1:])
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))]
     return pa.Array.from_buffers(kind or pa.binary(), len(values), buffers)
+
+
+def fixed_width(rows: Any) -> Any:
+    """A binary array of rows that are all as wide."""
+    rows = np.ascontiguousarray(rows)
+    offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(rows.shape[1])
+    return pa.Array.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
 
 
 def retyped(array: Any, kind: Any) -> Any:

@@ -18,8 +18,10 @@ is proven again. A buffer never needs to be guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ PUB_ACK = b'{"stream":"'
 _WORD = 8
 _CR, _LF, _BLANK, _DOT = 13, 10, 32, 46
 _u8 = np.uint64
+_ZERO = np.uint8(0x30)
 _ZEROS = _u8(0x3030303030303030)
 _SIXES = _u8(0x0606060606060606)
 _HIGH_NIBBLES = _u8(0xF0F0F0F0F0F0F0F0)
@@ -207,23 +210,12 @@ def _lines(buffer: Bytes) -> tuple[Ints, Ints]:
 
 def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expected: Expected) -> _Candidates:
     """Read the numbers of each line from its end backwards; drop the lines that are not deliveries."""
-    size, at, is_good = _number_before(buffer, line_ends, SIZE_DIGITS_MAX)
-    head, at, is_good = _head_before(buffer, at, is_headed, is_good, size)
-    at, is_good = _expect(buffer, at, _BLANK, is_good)
-    pending, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
-    at, is_good = _expect(buffer, at, _DOT, is_good & good)
-    timestamp_ns, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
-    at, is_good = _expect(buffer, at, _DOT, is_good & good)
-    consumer_sequence, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
-    at, is_good = _expect(buffer, at, _DOT, is_good & good)
-    sequence, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
-    at, is_good = _expect(buffer, at, _DOT, is_good & good)
-    _, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+    read = _Numbers(buffer, line_ends, is_headed)
     subject_start = starts + 4 + is_headed
-    subject_end = at - len(expected.between)
-    is_good &= good & (subject_end > subject_start) & _has_before(buffer, at, expected.between)
+    subject_end = read.at - len(expected.between)
+    is_good = read.is_good & (subject_end > subject_start) & _has_before(buffer, read.at, expected.between)
     is_good &= _has_before(buffer, subject_start, b"MSG ")
-    payload_end = line_ends + 2 + size
+    payload_end = line_ends + 2 + read.size
     is_good &= _has_crlf(buffer, payload_end)
     is_good &= _are_tokens(buffer, subject_start, subject_end, is_good)
     keep = np.flatnonzero(is_good)
@@ -231,14 +223,115 @@ def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expec
         "subject_start": subject_start[keep],
         "subject_end": subject_end[keep],
         "header_start": line_ends[keep] + 2,
-        "payload_start": line_ends[keep] + 2 + head[keep],
+        "payload_start": line_ends[keep] + 2 + read.head[keep],
         "payload_end": payload_end[keep],
-        "sequence": sequence[keep],
-        "consumer_sequence": consumer_sequence[keep],
-        "timestamp_ns": timestamp_ns[keep],
-        "pending": pending[keep],
+        "sequence": read.sequence[keep],
+        "consumer_sequence": read.consumer_sequence[keep],
+        "timestamp_ns": read.timestamp_ns[keep],
+        "pending": read.pending[keep],
     }
     return _Candidates(buffer, starts[keep], payload_end[keep] + 2, Cuts, columns)
+
+
+_TAIL = re.compile(rb"(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.(\d{1,19}) (?:(\d{1,8}) )?(\d{1,8})\Z")
+_TAIL_BYTES_MAX = 5 * (NUMBER_DIGITS_MAX + 1) + 2 * (SIZE_DIGITS_MAX + 1)
+_LAYOUTS_MAX = 4
+
+
+class _Numbers:
+    """The numbers at the end of each line, and where the first of them begins (`at`).
+
+    Lines of one buffer mostly have numbers of the same widths. So the widths of one line are tried on all of them:
+    their tails are then columns, and all digits of all numbers are turned into values together. Lines of other widths
+    get some turns of their own; what is left is read number by number.
+    """
+
+    def __init__(self, buffer: Bytes, line_ends: Ints, is_headed: Bits) -> None:
+        self._buffer = buffer
+        self._line_ends = line_ends
+        self._is_headed = is_headed
+        count = len(line_ends)
+        self.is_good = np.zeros(count, np.bool_)
+        self._columns = np.zeros((7, count), np.int64)
+        self.at, self.sequence, self.consumer_sequence, self.timestamp_ns, self.pending, self.head, self.size = (
+            self._columns
+        )
+        rows = np.arange(count)
+        for _ in range(_LAYOUTS_MAX):
+            if len(rows):
+                rows = self._read_alike(rows)
+        if len(rows):
+            self._read_each(rows)
+        self.is_good &= (self._columns >= 0).all(axis=0) & (self.head <= self.size)
+
+    def _read_alike(self, rows: Ints) -> Ints:
+        """Read the lines that look like the first of these rows; the others are handed back."""
+        end = int(self._line_ends[rows[0]])
+        first = _TAIL.search(self._buffer[max(0, end - _TAIL_BYTES_MAX) : end].tobytes())
+        has_head = bool(self._is_headed[rows[0]])
+        if first is None or has_head != (first[6] is not None):
+            return rows
+        width = len(first[0])
+        is_like = (self._is_headed[rows] == has_head) & (self._line_ends[rows] >= width)
+        tried = rows[is_like]
+        kind = np.dtype((np.void, width))
+        every = np.ndarray((len(self._buffer) - width + 1,), kind, self._buffer, strides=(1,))
+        tails = every[self._line_ends[tried] - width].view(np.uint8).reshape(-1, width) ^ _ZERO
+        spans = [first.span(group) for group in range(1, 8) if first[group] is not None]
+        values, is_same = _values(tails, [(a - first.start(), b - first.start()) for a, b in spans])
+        for before, sign in zip(spans[:-1], b"....  ", strict=False):
+            is_same &= tails[:, before[1] - first.start()] == sign ^ _ZERO
+        done = tried[is_same]
+        names = (1, 2, 3, 4, 5, 6) if has_head else (1, 2, 3, 4, 6)
+        for name, value in zip(names, values[1:], strict=True):
+            self._columns[name, done] = value[is_same]
+        self._columns[0, done] = self._line_ends[done] - width
+        self.is_good[done] = True
+        is_like[is_like] = is_same
+        others: Ints = rows[~is_like]
+        return others
+
+    def _read_each(self, rows: Ints) -> None:
+        buffer, line_ends = self._buffer, self._line_ends[rows]
+        size, at, is_good = _number_before(buffer, line_ends, SIZE_DIGITS_MAX)
+        head, at, is_good = _head_before(buffer, at, self._is_headed[rows], is_good)
+        at, is_good = _expect(buffer, at, _BLANK, is_good)
+        found = []
+        for place in range(5):
+            value, at, good = _number_before(buffer, at, NUMBER_DIGITS_MAX)
+            found.append(value)
+            is_good &= good
+            if place < 4:
+                at, is_good = _expect(buffer, at, _DOT, is_good)
+        pending, timestamp_ns, consumer_sequence, sequence, _ = found
+        self._columns[:, rows] = (at, sequence, consumer_sequence, timestamp_ns, pending, head, size)
+        self.is_good[rows] = is_good
+
+
+def _values(tails: Bytes, spans: Sequence[tuple[int, int]]) -> tuple[list[Ints], Bits]:
+    """The decimal numbers that stand in these columns (already without the zero's bits), and which rows are digits."""
+    widths = [-(-(b - a) // _WORD) for a, b in spans]
+    digits = np.zeros((len(tails), _WORD * sum(widths)), np.uint8)
+    for (a, b), end in zip(spans, accumulate(widths), strict=True):
+        digits[:, _WORD * end - (b - a) : _WORD * end] = tails[:, a:b]
+    words = digits.view(np.uint64)
+    odd = (words | ((words & ~_HIGH_BITS) + _SIXES)) & _HIGH_NIBBLES
+    joined = _joined_digits(words).view(np.int64)
+    values = []
+    for width, end in zip(widths, accumulate(widths), strict=True):
+        value = joined[:, end - width]
+        for more in range(end - width + 1, end):
+            value = value * 10**_WORD + joined[:, more]
+        values.append(value)
+    is_digits: Bits = np.bitwise_or.reduce(odd, axis=1) == 0
+    return values, is_digits
+
+
+def _joined_digits(word: Any) -> Any:
+    """Eight digits, the lowest in the highest byte, as one number each: pairs, then fours, then eights are joined."""
+    word = (word * _u8(10) + (word >> _u8(8))) & _u8(0x00FF00FF00FF00FF)
+    word = (word * _u8(100) + (word >> _u8(16))) & _u8(0x0000FFFF0000FFFF)
+    return (word * _u8(10_000) + (word >> _u8(32))) & _u8(0x00000000FFFFFFFF)
 
 
 def _number_before(buffer: Bytes, end: Ints, digits_max: int) -> tuple[Ints, Ints, Bits]:
@@ -270,21 +363,17 @@ def _eight_before(buffer: Bytes, end: Ints) -> tuple[Ints, Ints]:
     for shift in (1, 2, 4, 8, 16, 32):
         other |= other >> _u8(shift)
     cleared = ((other & _LOW_BITS) * _LOW_BITS) >> _u8(56)
-    word &= ~other
-    word = (word * _u8(10) + (word >> _u8(8))) & _u8(0x00FF00FF00FF00FF)
-    word = (word * _u8(100) + (word >> _u8(16))) & _u8(0x0000FFFF0000FFFF)
-    word = (word * _u8(10_000) + (word >> _u8(32))) & _u8(0x00000000FFFFFFFF)
-    return word.astype(np.int64), _WORD - cleared.astype(np.int64)
+    return _joined_digits(word & ~other).astype(np.int64), _WORD - cleared.astype(np.int64)
 
 
-def _head_before(buffer: Bytes, at: Ints, is_headed: Bits, is_good: Bits, size: Ints) -> tuple[Ints, Ints, Bits]:
+def _head_before(buffer: Bytes, at: Ints, is_headed: Bits, is_good: Bits) -> tuple[Ints, Ints, Bits]:
     """The length of the headers, on the lines that have them."""
     head = np.zeros(len(at), np.int64)
     rows = np.flatnonzero(is_headed)
     if len(rows):
         stop, good = _expect(buffer, at[rows], _BLANK, is_good[rows])
         head[rows], at[rows], found = _number_before(buffer, stop, SIZE_DIGITS_MAX)
-        is_good[rows] = good & found & (head[rows] <= size[rows])
+        is_good[rows] = good & found
     return head, at, is_good
 
 
