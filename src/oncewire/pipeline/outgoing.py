@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from oncewire.errors import ContractViolation, TooLarge
 from oncewire.jetstream import protocol
-from oncewire.pipeline.columns import binaries, contents, integers, retyped
+from oncewire.pipeline.columns import binaries, contents, fixed_width, integers, retyped
 from oncewire.pipeline.frames import Ints
 
 DIGEST_BYTES: Final = 16
@@ -38,7 +38,6 @@ DEFAULT_ID_BYTES_MAX: Final = 96
 _PLAIN_SUBJECT: Final = r"^[0-9A-Za-z_$:-]+(\.[0-9A-Za-z_$:-]+)*$"
 _PLAIN_NAME: Final = r"^[0-9A-Za-z-]{1,128}$"
 _BREAKS_OUT: Final = "[\\x00\\r\\n]"
-_HEX: Final = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), np.uint8).reshape(256, 2)
 _RESERVED: Final = "^(?i)(nats-msg-id|nats-expected-.*)$"
 
 
@@ -56,6 +55,10 @@ class Checked:
 
     def __len__(self) -> int:
         return len(self.subject)
+
+    def slice(self, first: int, count: int) -> Checked:
+        parts = (self.subject, self.payload, self.lines, self.msg_id)
+        return Checked(*(part.slice(first, count) for part in parts))
 
     @property
     def size_bytes(self) -> int:
@@ -79,18 +82,15 @@ def with_id_lines(rows: Checked, msg_id: Any) -> Checked:
     return replace(rows, lines=joined([b"Nats-Msg-Id: ", msg_id, b"\r\n", rows.lines], len(rows)))
 
 
-def frames(rows: Checked, inbox: bytes, first_number: int) -> Any:
-    """HPUB frames as one binary array; each is answered at `<inbox>.<number>`."""
+def frames(rows: Checked, reply: bytes) -> Any:
+    """HPUB frames as one binary array, each answered at `reply`."""
     count = len(rows)
     head = _sum(pc.binary_length(rows.lines), len(protocol.HEADER_LINE) + 4)
     total = _sum(head, pc.binary_length(rows.payload))
-    numbers = integers(np.arange(first_number, first_number + count, dtype=np.int64))
     parts = [
         b"HPUB ",
         rows.subject,
-        b" " + inbox + b".",
-        _digits(numbers),
-        b" ",
+        b" " + reply + b" ",
         _digits(head),
         b" ",
         _digits(total),
@@ -275,15 +275,8 @@ def ranks(digests_of_all: Sequence[Any]) -> Ints:
 
 def default_ids(prefix: str, digest: Any, rank: Ints) -> Any:
     _, values = contents(digest)
-    hexed = fixed_width(_HEX[values.reshape(-1, DIGEST_BYTES)].reshape(len(digest), 2 * DIGEST_BYTES))
-    return joined([prefix.encode() + b".", hexed, b".", _digits(integers(rank))], len(digest))
-
-
-def fixed_width(rows: Any) -> Any:
-    """A binary array of rows that are all as wide."""
-    rows = np.ascontiguousarray(rows)
-    offsets = np.arange(len(rows) + 1, dtype=np.int32) * np.int32(rows.shape[1])
-    return pa.Array.from_buffers(pa.binary(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(rows)])
+    hexed = np.frombuffer(values.tobytes().hex().encode(), np.uint8).reshape(len(digest), 2 * DIGEST_BYTES)
+    return joined([prefix.encode() + b".", fixed_width(hexed), b".", _digits(integers(rank))], len(digest))
 
 
 def id_prefix(*names: object) -> str:

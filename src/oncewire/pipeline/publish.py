@@ -1,8 +1,11 @@
 """Confirmed publishing for a Spark task: frames go out in chunks, some of them unanswered at a time.
 
-A chunk is settled when the server confirmed every one of its messages. What a broken connection left open is sent
-again *under the same ids* on the next one, so a message stands once as long as that happens within the stream's
-duplicate window; the task gives up before the usual window of two minutes ends.
+The messages of a chunk share one reply, `<inbox>.<number>`, and a chunk is settled when the server confirmed as many
+messages as it has: a reply that the server has seen before costs it less than a new one for each message. Every
+sending has a number of its own, so a late answer to an earlier one counts for nothing.
+
+What a broken connection left open is sent again *under the same ids* on the next one, so a message stands once as long
+as that happens within the stream's duplicate window; the task gives up before the usual window of two minutes ends.
 
     answer                                      what happens
     PubAck                                      settled; `duplicate` counts as settled too
@@ -15,12 +18,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import numpy as np
+import pyarrow.compute as pc
 
 from oncewire.errors import (
     NoResponders,
@@ -33,7 +37,7 @@ from oncewire.errors import (
 )
 from oncewire.jetstream.protocol import Event, Message, parse_status
 from oncewire.pipeline.columns import contents
-from oncewire.pipeline.frames import ANSWER_DIGITS, PUB_ACK, Answers, Bits, Ints, split_answers
+from oncewire.pipeline.frames import ANSWER_DIGITS, PUB_ACK, Answers, Ints, split_answers
 from oncewire.pipeline.options import Access
 from oncewire.pipeline.outgoing import Checked, frames
 from oncewire.pipeline.wire import OUTAGE_S, RETRY_DELAY_S, Wire, api_error, connect
@@ -45,8 +49,6 @@ BUFFER_BYTES: Final = 1024 * 1024
 """The receive buffer: far more than the answers of all open chunks take."""
 WANTED_BYTES: Final = 64 * 1024
 LINGER_S: Final = 0.001
-PREFIX_BYTES: Final = 5_000
-"""Enough of a frame to hold its subject."""
 ANSWER_S: Final = 5.0
 """After this time without any answer the open messages are sent again: a leader may have died with them."""
 BUSY_NUMBERS: Final = frozenset({10158})
@@ -55,33 +57,29 @@ BUSY_NUMBERS: Final = frozenset({10158})
 
 @dataclass
 class Chunk:
-    """Frames that went out together and which of them are still open."""
+    """Rows that go out together, the number of their last sending, and how many answers to it are to come."""
 
-    data: memoryview
-    edges: Ints
-    first: int
-    is_open: Bits
-    left: int
+    rows: Checked
+    number: int = 0
+    left: int = 0
 
-    def settle(self, numbers: Ints) -> int:
-        """Mark what was answered; how many of these numbers were open here."""
-        at = numbers[(numbers >= self.first) & (numbers < self.first + len(self.is_open))] - self.first
-        count = int(np.count_nonzero(self.is_open[at]))
-        self.is_open[at] = False
-        self.left -= count
-        return count
 
-    def open_numbers(self) -> Ints:
-        return np.flatnonzero(self.is_open) + self.first
-
-    def frame(self, number: int) -> memoryview:
-        at = number - self.first
-        return self.data[int(self.edges[at]) : int(self.edges[at + 1])]
+def chunks(rows: Checked) -> Iterator[Chunk]:
+    """The rows in parts of limited length and size; a single large row is a part of its own."""
+    sizes = np.asarray(pc.binary_length(rows.payload)).astype(np.int64) + np.asarray(pc.binary_length(rows.lines))
+    ends = np.cumsum(sizes)
+    first = 0
+    while first < len(rows):
+        before = int(ends[first - 1]) if first else 0
+        limit = int(np.searchsorted(ends, before + CHUNK_BYTES, side="right"))
+        end = min(max(limit, first + 1), first + CHUNK_RECORDS, len(rows))
+        yield Chunk(rows.slice(first, end - first))
+        first = end
 
 
 @dataclass(frozen=True)
 class Published:
-    """What a task published: messages confirmed, and how many of them stood there already."""
+    """What a task published: messages confirmed, and how many answers said that theirs stood there already."""
 
     confirmed: int
     duplicates: int
@@ -106,7 +104,7 @@ class Publisher:
     def publish(self, batches: Iterable[Checked]) -> Published:
         try:
             for rows in batches:
-                for chunk in self._chunks(rows):
+                for chunk in chunks(rows):
                     self._send(chunk)
                     self._settle(CHUNKS_OPEN_MAX - 1)
             self._settle(0)
@@ -114,33 +112,26 @@ class Publisher:
             self._wire.close()
         return Published(self._confirmed, self._duplicates)
 
-    def _chunks(self, rows: Checked) -> Iterable[Chunk]:
-        made = frames(rows, self._inbox, self._number)
-        edges, values = contents(made)
-        first = 0
-        while first < len(made):
-            limit = int(np.searchsorted(edges, edges[first] + CHUNK_BYTES, side="right")) - 1
-            end = min(max(limit, first + 1), first + CHUNK_RECORDS, len(made))
-            number = self._number + first
-            part = edges[first : end + 1]
-            yield Chunk(memoryview(values.data), part, number, np.ones(end - first, np.bool_), end - first)
-            first = end
-        self._number += len(made)
-
     def _send(self, chunk: Chunk) -> None:
         self._open.append(chunk)
         if len(self._open) == 1:
             self._deadline = time.monotonic() + OUTAGE_S
         try:
-            self._wire.send(chunk.data[int(chunk.edges[0]) : int(chunk.edges[-1])])
+            self._send_rows(chunk)
         except Unavailable:
             self._send_again()
+
+    def _send_rows(self, chunk: Chunk) -> None:
+        self._number += 1
+        chunk.number, chunk.left = self._number, len(chunk.rows)
+        edges, values = contents(frames(chunk.rows, b"%b.%d" % (self._inbox, chunk.number)))
+        self._wire.send(memoryview(values.data)[int(edges[0]) : int(edges[-1])])
 
     def _settle(self, open_max: int) -> None:
         """Read answers until at most this many chunks are open."""
         while len(self._open) > open_max or (self._open and not self._open[0].left):
             if not self._open[0].left:
-                self._open.popleft()
+                self._confirmed += len(self._open.popleft().rows)
                 self._deadline = time.monotonic() + OUTAGE_S
                 continue
             try:
@@ -173,26 +164,29 @@ class Publisher:
         self._filled += got
 
     def _confirm(self, numbers: Ints, duplicates: int) -> None:
-        """Answers to an earlier sending of the same message settle nothing."""
-        settled = sum(chunk.settle(numbers) for chunk in self._open)
-        self._confirmed += settled
-        self._duplicates += min(duplicates, settled)
+        for chunk in self._open:
+            chunk.left -= int(np.count_nonzero(numbers == chunk.number))
+            if chunk.left < 0:
+                raise ProtocolViolation("more messages were confirmed than were sent", hint="Who else answers there?")
+        self._duplicates += duplicates
 
     def _read_events(self, events: list[Event]) -> None:
         for event in events:
             if not isinstance(event, Message):
                 self._wire.handled(event)
                 continue
-            number = np.array([int(event.subject_raw.rpartition(b".")[2])])
+            number = int(event.subject_raw.rpartition(b".")[2])
             if event.payload.startswith(PUB_ACK):
-                self._confirm(number, int(b'"duplicate"' in event.payload))
-            elif any(number[0] in chunk.open_numbers() for chunk in self._open):
-                self._refused(event, int(number[0]))
+                self._confirm(np.array([number]), int(b'"duplicate"' in event.payload))
+                continue
+            for chunk in self._open:
+                if chunk.number == number:
+                    self._refused(event, chunk)
 
-    def _refused(self, answer: Message, number: int) -> None:
+    def _refused(self, answer: Message, chunk: Chunk) -> None:
         status, _ = parse_status(answer.header_raw)
         if status == 503:
-            self._check_home(number)
+            self._check_homes(chunk)
             raise NoResponders("a stream takes the subject, and does not answer yet")
         try:
             problem = msgspec.json.decode(answer.payload).get("error")
@@ -206,17 +200,16 @@ class Publisher:
         error = api_error(problem, "publish")
         raise Unavailable(str(error)) if error.server_code in BUSY_NUMBERS else error
 
-    def _check_home(self, number: int) -> None:
-        """Nobody took the message: whether a stream could, its leader knows."""
-        chunk = next(one for one in self._open if number in one.open_numbers())
-        subject = bytes(chunk.frame(number)[:PREFIX_BYTES]).split(b" ", 2)[1].decode()
+    def _check_homes(self, chunk: Chunk) -> None:
+        """Nobody took a message: whether a stream could, its leader knows."""
         asking = connect(self._access)
         try:
-            if not asking.api("STREAM.NAMES", {"subject": subject}).get("total"):
-                raise NotFound(
-                    f"no stream takes the subject {subject}",
-                    hint="Declare a stream for it, and run `oncewire topology apply`.",
-                )
+            for subject in {subject.decode() for subject in chunk.rows.subject.to_pylist()}:
+                if not asking.api("STREAM.NAMES", {"subject": subject}).get("total"):
+                    raise NotFound(
+                        f"no stream takes the subject {subject}",
+                        hint="Declare a stream for it, and run `oncewire topology apply`.",
+                    )
         finally:
             asking.close()
 
@@ -232,7 +225,7 @@ class Publisher:
                 self._filled = 0
                 for chunk in self._open:
                     if chunk.left:
-                        self._wire.send(b"".join(chunk.frame(int(number)) for number in chunk.open_numbers()))
+                        self._send_rows(chunk)
                 return
             except Unavailable as error:
                 self._problem = error
