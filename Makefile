@@ -6,27 +6,38 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 UV     := $(shell command -v uv 2>/dev/null)
 
+# The oldest Spark that is supported: the Spark tests run on it too.
+OLD_VENV  := .venv-spark40
+OLD_STAMP := $(OLD_VENV)/.installed
+
+# $(call install,folder,lock): make an environment with what the lock says, and this project in it.
+NEW_PYTHON = $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("oncewire needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11 and run again.")'
+ifneq ($(UV),)
+install = $(NEW_PYTHON) && echo "making $(1) with uv …" && \
+	{ test -x $(1)/bin/python || $(UV) venv -q --python $(PYTHON) $(1); } && \
+	$(UV) pip install -q --python $(1)/bin/python --require-hashes -r $(2) && \
+	$(UV) pip install -q --python $(1)/bin/python --no-deps --no-build-isolation -e .
+else
+install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first time: Spark alone is 450 MB) …" && \
+	{ test -x $(1)/bin/python || $(PYTHON) -m venv $(1); } && \
+	$(1)/bin/python -m pip install -q --disable-pip-version-check --require-hashes -r $(2) && \
+	$(1)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help env run test check format bench faults lock contracts clean
+.PHONY: help env run test test-spark40 check format bench faults lock contracts clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 env: $(STAMP) ## make .venv from requirements.lock (with uv when it is there, else pip)
 
 $(STAMP): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("oncewire needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11 and run again.")'
-ifneq ($(UV),)
-	@echo "making $(VENV) with uv …"
-	@test -x $(BIN)/python || $(UV) venv -q --python $(PYTHON) $(VENV)
-	@$(UV) pip install -q --python $(BIN)/python --require-hashes -r requirements.lock
-	@$(UV) pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e .
-else
-	@echo "making $(VENV) with pip (some minutes the first time: Spark alone is 450 MB) …"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
-endif
+	@$(call install,$(VENV),requirements.lock)
+	@touch $@
+
+$(OLD_STAMP): requirements-spark40.lock pyproject.toml
+	@$(call install,$(OLD_VENV),requirements-spark40.lock)
 	@touch $@
 
 run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
@@ -34,6 +45,9 @@ run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
 
 test: $(STAMP) ## run every test that fits in a few minutes
 	@$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile
+
+test-spark40: $(OLD_STAMP) ## the Spark tests on Spark 4.0, in a .venv-spark40 of their own
+	@$(OLD_VENV)/bin/python -m pytest tests/spark
 
 check: $(STAMP) ## format, lint, types, import directions, rules tests: under a minute
 	@$(BIN)/ruff format --check .
@@ -56,8 +70,11 @@ contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI documen
 	@$(BIN)/oncewire contracts export --out docs/schemas
 	@$(BIN)/oncewire topology export --out docs/asyncapi.json
 
-lock: ## write requirements.lock anew (needs uv)
-	@uv pip compile -q --universal --generate-hashes --python-version 3.11 --all-extras --group dev --no-annotate pyproject.toml -o requirements.lock
+LOCK := uv pip compile -q --universal --generate-hashes --python-version 3.11 --all-extras --group dev --no-annotate
+
+lock: ## write requirements.lock and requirements-spark40.lock anew (needs uv)
+	@$(LOCK) pyproject.toml -o requirements.lock
+	@$(LOCK) pyproject.toml -c tests/spark/spark40.txt -o requirements-spark40.lock
 
 clean: ## remove .venv and caches, never data
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(OLD_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -1,8 +1,7 @@
-"""The same source through a Connect session, when this environment has what `pyspark[connect]` needs."""
+"""The same source and sink through a Connect session: found without a register call, in batches and in streams."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -10,40 +9,38 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.kills import assert_each_once
 from tests.spark.support import fill, make_stream
 from tests.support.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]
 CONNECT = """
-import sys
+import os, sys
 from oncewire.pipeline.session import prepare
-import os
 prepare(os.environ, is_local=True)
 from pyspark.sql import SparkSession
-spark = SparkSession.builder.remote("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+url, source, sink, checkpoint = sys.argv[1:]
+spark = SparkSession.builder.remote("local[1]").getOrCreate()
 print(type(spark).__module__)
-print("rows", spark.read.format("jetstream").options(url=sys.argv[1], stream=sys.argv[2]).load().count())
+print("rows", spark.read.format("jetstream").options(url=url, stream=source).load().count())
+frame = spark.readStream.format("jetstream").options(url=url, stream=source, startingOffsets="earliest").load()
+writer = frame.selectExpr(f"'{sink}.x' as subject", "payload").writeStream.format("jetstream")
+query = writer.options(url=url, checkpointLocation=checkpoint).trigger(availableNow=True).start()
+query.awaitTermination()
 spark.stop()
 """
-NEEDED = ("grpc", "grpc_status", "google.protobuf")
+COUNT = 2_000
 
 
-def has(name: str) -> bool:
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-@pytest.mark.skipif(not all(map(has, NEEDED)), reason="needs pyspark[connect]")
 @pytest.mark.timeout(300)
-def test_a_connect_session_finds_and_reads_the_source(server: NatsServer) -> None:
-    stream = make_stream(server)
-    fill(server, stream, 2_000)
-    command = [sys.executable, "-c", CONNECT, server.url, stream]
+def test_a_connect_session_reads_and_writes(server: NatsServer, tmp_path: Path) -> None:
+    source, sink = make_stream(server), make_stream(server)
+    fill(server, source, COUNT)
+    command = [sys.executable, "-c", CONNECT, server.url, source, sink, str(tmp_path / "checkpoint")]
     # run: with relative entries in PYTHONPATH the Connect server did not find the source
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    environ = {**os.environ, "PYTHONPATH": path}
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
-    assert "rows 2000" in done.stdout, done.stderr[-3_000:]
+    assert f"rows {COUNT}" in done.stdout, done.stderr[-3_000:]
     assert "connect" in done.stdout
+    assert 0 == done.returncode, done.stderr[-3_000:]
+    assert_each_once(server, sink, COUNT)
