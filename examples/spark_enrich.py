@@ -51,7 +51,6 @@ def main() -> None:
         spark.read.format("jetstream").options(url=URL, stream=STREAM, subjects="evt.default.demo.orders.*").load()
     )
     written.where("subject like '%tier%'").selectExpr("sequence", "subject", "cast(payload as string)").show(50, False)
-    spark.stop()
 
 
 main()

@@ -20,13 +20,17 @@ from tests.support.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]
 STEP_S = 240.0
+LOCAL = "local[2,16]"
+"""Two tasks at a time, and a task whose worker is killed is tried again: a plain `local[2]` gives up at once, and a
+few tries may all meet workers that were killed while they were idle."""
+DAEMON = "pyspark.daemon"
 
 
 class CopyJob:
     """A driver that copies `source` into `sink`, killed by the ids of its own processes."""
 
     def __init__(
-        self, server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = "local[2]"
+        self, server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = LOCAL
     ) -> None:
         command = [sys.executable, "-m", "tests.spark.copy_job"]
         arguments = [master, server.url, source, sink, str(checkpoint), str(last)]
@@ -61,11 +65,13 @@ class CopyJob:
             return []
 
     def kill_workers(self) -> int:
-        """SIGKILL to the Python workers of the executor: daemons and what they forked."""
+        """SIGKILL to the Python workers of the executor. Not to the daemons that fork them: Spark itself ends a query
+        whose daemon is gone."""
         killed = 0
         for child in self.children():
             try:
-                if "pyspark.daemon" in child.cmdline():
+                parent = child.parent()
+                if parent and DAEMON in child.cmdline() and DAEMON in parent.cmdline():
                     child.kill()
                     killed += 1
             except psutil.NoSuchProcess:
@@ -97,8 +103,10 @@ class CopyJob:
 
 
 @contextmanager
-def copying(server: NatsServer, source: str, sink: str, checkpoint: Path, last: int) -> Iterator[CopyJob]:
-    job = CopyJob(server, source, sink, checkpoint, last)
+def copying(
+    server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = LOCAL
+) -> Iterator[CopyJob]:
+    job = CopyJob(server, source, sink, checkpoint, last, master)
     try:
         yield job
     finally:
