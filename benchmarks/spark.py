@@ -1,21 +1,26 @@
 """Spark reading and writing JetStream, beside nats-py in the same Spark job and beside a program that only receives.
 
 1 M messages of about 400 bytes, Spark `local[2]`, server and Spark on the same machine. Contenders take turns within
-one run; nats-py gets fewer messages, since it is the rate that counts. ONCEWIRE_BENCH_LONG=1 adds the growth to 5 M.
+one run; nats-py gets fewer messages, since it is the rate that counts.
+
+    python -m benchmarks spark                   reading and writing
+    python -m benchmarks.spark reading           one of: reading, writing, growing (100 k to 5 M messages)
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import nats
+import psutil
 import uvloop
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from pyspark.sql import DataFrame, SparkSession
@@ -23,14 +28,14 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
+from oncewire.errors import NotFound
 from oncewire.jetstream import Outgoing
 from oncewire.pipeline import spark_session
 from tests.support.nats import nats_server
 
 MESSAGES = 1_000_000
 SLOW_MESSAGES = 100_000
-WRITTEN = 300_000
-SLOW_WRITTEN = 30_000
+GROWING = (100_000, 300_000, 1_000_000, 2_000_000, 5_000_000)
 ROUNDS = 3
 FILL_BATCH = 10_000
 STREAM = "BENCH"
@@ -99,8 +104,9 @@ def write_with_nats_py(url: str) -> Callable[[Iterator[Any]], None]:
     async def send(rows: list[Any]) -> None:
         connection = await nats.connect(url)
         js = connection.jetstream(publish_async_max_pending=4_000)
+        own = uuid.uuid4().hex
         futures = [
-            await js.publish_async(row.subject, bytes(row.payload), headers={"Nats-Msg-Id": f"{id(rows)}-{number}"})
+            await js.publish_async(row.subject, bytes(row.payload), headers={"Nats-Msg-Id": f"{own}-{number}"})
             for number, row in enumerate(rows)
         ]
         await asyncio.gather(*futures)
@@ -146,13 +152,19 @@ def receive_only(url: str, count: int) -> float:
 
 
 class Bench:
-    def __init__(self, spark: SparkSession, url: str, parquet: str) -> None:
+    def __init__(self, spark: SparkSession, url: str, folder: str) -> None:
         self.spark = spark
         self.url = url
-        self.parquet = parquet
+        self.parquet = f"{folder}/rows"
+        self.few_parquet = f"{folder}/few"
 
-    def source(self, count: int) -> DataFrame:
-        options = {"url": self.url, "stream": STREAM, "endingOffsets": str(count + 1)}
+    def save_rows(self) -> None:
+        """What both sinks write: a file per partition, ten of 100,000 rows for us, two of 50,000 for nats-py."""
+        self.source(MESSAGES).write.parquet(self.parquet)
+        self.source(SLOW_MESSAGES, minPartitions="2").write.parquet(self.few_parquet)
+
+    def source(self, count: int, **more: str) -> DataFrame:
+        options = {"url": self.url, "stream": STREAM, "endingOffsets": str(count + 1), **more}
         return self.spark.read.format("jetstream").options(**options).load()
 
     def theirs(self, count: int) -> DataFrame:
@@ -165,26 +177,28 @@ class Bench:
         assert count == rows, f"{rows} of {count}"
         return count / (time.perf_counter() - began)
 
-    def outgoing(self, count: int) -> DataFrame:
-        return self.spark.read.parquet(self.parquet).limit(count).selectExpr("'bench.out.x' as subject", "payload")
-
-    def write_ours(self) -> float:
-        frame = self.outgoing(WRITTEN).repartition(2).persist()
-        frame.count()
+    async def write(self, parquet: str, count: int, save: Callable[[DataFrame], None]) -> float:
+        """Into a stream that is empty and knows no ids yet."""
+        await _make_anew(self.url, "BENCHOUT", "bench.out.>")
+        frame = self.spark.read.parquet(parquet).selectExpr("'bench.out.x' as subject", "payload")
         began = time.perf_counter()
-        frame.write.format("jetstream").options(url=self.url).mode("append").save()
+        save(frame)
         took = time.perf_counter() - began
-        frame.unpersist()
-        return WRITTEN / took
+        stored = (await _api(self.url, "STREAM.INFO.BENCHOUT"))["state"]["messages"]
+        assert count == stored, f"{stored} of {count}"
+        return count / took
 
-    def write_theirs(self) -> float:
-        frame = self.outgoing(SLOW_WRITTEN).repartition(2).persist()
-        frame.count()
-        began = time.perf_counter()
-        frame.foreachPartition(write_with_nats_py(self.url))
-        took = time.perf_counter() - began
-        frame.unpersist()
-        return SLOW_WRITTEN / took
+    async def write_ours(self) -> float:
+        def save(frame: DataFrame) -> None:
+            frame.write.format("jetstream").options(url=self.url).mode("append").save()
+
+        return await self.write(self.parquet, MESSAGES, save)
+
+    async def write_theirs(self) -> float:
+        def save(frame: DataFrame) -> None:
+            frame.foreachPartition(write_with_nats_py(self.url))
+
+        return await self.write(self.few_parquet, SLOW_MESSAGES, save)
 
 
 def turn(run: Callable[[], float]) -> Callable[[], Awaitable[float]]:
@@ -200,9 +214,7 @@ async def reading(bench: Bench) -> None:
             "nats-py in Spark": turn(lambda: bench.rate(bench.theirs(SLOW_MESSAGES), SLOW_MESSAGES)),
             "oncewire in Spark": turn(lambda: bench.rate(bench.source(MESSAGES), MESSAGES)),
             "receive only, no Spark": turn(lambda: receive_only(bench.url, MESSAGES)),
-            "the same rows from Parquet": turn(
-                lambda: bench.rate(bench.spark.read.parquet(bench.parquet).limit(MESSAGES), MESSAGES)
-            ),
+            "the same rows from Parquet": turn(lambda: bench.rate(bench.spark.read.parquet(bench.parquet), MESSAGES)),
         },
         ROUNDS,
     )
@@ -212,42 +224,58 @@ async def reading(bench: Bench) -> None:
 
 
 async def writing(bench: Bench) -> None:
-    runs = await take_turns(
-        {"nats-py in Spark": turn(bench.write_theirs), "oncewire in Spark": turn(bench.write_ours)}, ROUNDS
-    )
+    runs = await take_turns({"nats-py in Spark": bench.write_theirs, "oncewire in Spark": bench.write_ours}, ROUNDS)
     print(table("writing, every message confirmed", runs, "nats-py in Spark"))
     print(verdict("sink against nats-py", ratio(runs, "oncewire in Spark", "nats-py in Spark")[0], 7.0))
 
 
-def growing(bench: Bench, sizes: list[int]) -> None:
-    print("growth: seconds by number of messages")
-    for size in sizes:
-        print(f"  {size:>9,}  {size / bench.rate(bench.source(size), size):8.2f} s")
+def growing(bench: Bench) -> None:
+    print("growth: seconds by number of messages, and the memory of the largest Python worker")
+    for size in GROWING:
+        rate = bench.rate(bench.source(size), size)
+        print(f"  {size:>9,}  {size / rate:8.2f} s  {rate:>10,.0f}/s  {worker_mb():6.0f} MiB", flush=True)
 
 
-def main() -> None:
-    is_long = bool(os.environ.get("ONCEWIRE_BENCH_LONG"))
-    sizes = [100_000, 300_000, 1_000_000, *([5_000_000] if is_long else [])]
+def worker_mb() -> float:
+    """Workers stay after a query, with what they needed."""
+    family = psutil.Process().children(recursive=True)
+    return max(one.memory_info().rss for one in family if "pyspark.daemon" in one.cmdline()) / 2**20
+
+
+def main(*pieces: str) -> None:
+    wanted = pieces or ("reading", "writing")
     with nats_server() as server, tempfile.TemporaryDirectory(prefix="ow-bench-") as folder:
-        uvloop.run(fill(server.url, max(sizes)))
-        create = {"name": "BENCHOUT", "subjects": ["bench.out.>"]}
-        uvloop.run(_api(server.url, "STREAM.CREATE.BENCHOUT", create))
+        uvloop.run(fill(server.url, max(GROWING) if "growing" in wanted else MESSAGES))
         spark = spark_session(
-            "local[2]", spark_ui_enabled=False, spark_log_level="ERROR", spark_sql_shuffle_partitions=2
+            "local[2]",
+            spark_ui_enabled=False,
+            spark_log_level="ERROR",
+            spark_sql_shuffle_partitions=2,
+            spark_sql_files_openCostInBytes=128 * 1024 * 1024,  # a partition per Parquet file
         )
         spark.dataSource.register(NatsPySource)
-        bench = Bench(spark, server.url, f"{folder}/rows")
-        bench.source(MESSAGES).write.parquet(bench.parquet)
-        asyncio.run(reading(bench))
-        asyncio.run(writing(bench))
-        growing(bench, sizes)
+        bench = Bench(spark, server.url, folder)
+        bench.save_rows()
+        if "reading" in wanted:
+            asyncio.run(reading(bench))
+        if "writing" in wanted:
+            asyncio.run(writing(bench))
+        if "growing" in wanted:
+            growing(bench)
         spark.stop()
 
 
-async def _api(url: str, verb: str, body: dict[str, Any]) -> None:
+async def _api(url: str, verb: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     async with oncewire.connect(url) as client:
-        await client.api(verb, body)
+        return await client.api(verb, body or {})
+
+
+async def _make_anew(url: str, name: str, subject: str) -> None:
+    async with oncewire.connect(url) as client:
+        with suppress(NotFound):
+            await client.api(f"STREAM.DELETE.{name}", {})
+        await client.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [subject], "allow_direct": True})
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
