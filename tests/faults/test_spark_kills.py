@@ -48,7 +48,9 @@ class Strikes:
             with copying(self.server, self.source, self.sink, self.checkpoint, NEVER, self.master) as job:
                 for what in [*self.rng.choices(list(kinds), k=PER_DRIVER - 1), "driver"]:
                     self.fill_more()
-                    assert job.said("batch"), f"the driver ended by itself after {self.done}"
+                    if not job.said("batch"):
+                        assert "workers" == self.done[-1], f"the driver ended by itself after {self.done}"
+                        break
                     self.wait_a_moment()
                     kinds.get(what, CopyJob.kill)(job)
                     self.done.append(what)

@@ -65,8 +65,8 @@ class CopyJob:
             return []
 
     def kill_workers(self) -> int:
-        """SIGKILL to the Python workers of the executor. Not to the daemons that fork them: Spark itself ends a query
-        whose daemon is gone."""
+        """SIGKILL to the Python workers. Not to the daemons that fork them: Spark itself ends a query whose daemon is
+        gone. In a local driver one of them may just be committing a batch, and then Spark ends the query as well."""
         killed = 0
         for child in self.children():
             try:
@@ -90,9 +90,13 @@ class CopyJob:
         self.process.wait()
         psutil.wait_procs(family, timeout=30)
 
+    def is_finished(self) -> bool:
+        """Wait for its end: whether it had copied everything."""
+        is_done = bool(self.said("done"))
+        return self.process.wait(STEP_S) == 0 and is_done
+
     def finish(self) -> None:
-        assert self.said("done"), "the driver ended before it was done"
-        assert 0 == self.process.wait(STEP_S)
+        assert self.is_finished(), "the driver ended before it was done"
 
     def close(self) -> None:
         if self.process.poll() is None:
