@@ -3,6 +3,8 @@
 Writers are `pgbench` (32 connections, 1,000 conversations), so that the database is what is busy, not the clients;
 relays are processes of their own; everything shares the machine. PostgreSQL syncs every commit. Delivery is counted
 from the begin of the writer's transaction to the stream's own timestamp.
+
+    python -m benchmarks.relay [saturated] [steady] [backlog] [backlog-always]    # all, or some of its parts
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import asyncpg
@@ -37,6 +39,7 @@ CONVERSATIONS = 1_000
 ROUNDS = 3
 SATURATED_S = 6
 STEADY_S = 10
+STEADY_ROUNDS = 2
 STEADY_RATE = 4_000
 BACKLOG = 1_000_000
 BACKLOG_SLOW = 15_000
@@ -133,6 +136,11 @@ class Bench:
         await connection.close()
 
     # ---- a steady rate
+
+    async def offered(self) -> float:
+        """Commits/s reached when nobody relays: what the writers themselves can do."""
+        await self.empty()
+        return await self.write(_ENQUEUE, STEADY_S, "-R", str(STEADY_RATE))
 
     async def steady(self, relay: Callable[[], Any]) -> tuple[float, list[float]]:
         """Commits/s reached, and the delivery times in ms."""
@@ -252,13 +260,16 @@ async def steady(bench: Bench) -> None:
         "oncewire": lambda: RelayProcess(bench.nats_url, bench.url),
         "polling every 250 ms": lambda: polling(bench.nats_url, bench.url),
     }
-    for name, relay in contenders.items():
-        rate, times = await bench.steady(relay)
-        cuts = statistics.quantiles(times, n=100)
-        print(f"  {name:<22} {rate:>7,.0f}/s   p50 {cuts[49]:>5.0f} ms   p99 {cuts[98]:>5.0f} ms")
-        if name == "oncewire":
-            print(verdict("the offered rate", rate / STEADY_RATE, 0.98))
-            print(verdict("100 ms against p99", 100 / cuts[98], 1.0))
+    for _ in range(STEADY_ROUNDS):
+        alone = await bench.offered()
+        print(f"  {'nobody relays':<22} {alone:>7,.0f}/s")
+        for name, relay in contenders.items():
+            rate, times = await bench.steady(relay)
+            cuts = statistics.quantiles(times, n=100)
+            print(f"  {name:<22} {rate:>7,.0f}/s   p50 {cuts[49]:>5.0f} ms   p99 {cuts[98]:>5.0f} ms")
+            if name == "oncewire":
+                print(verdict("the rate without a relay", rate / alone, 0.98))
+                print(verdict("100 ms against p99", 100 / cuts[98], 1.0))
 
 
 async def backlog(bench: Bench, sync: str) -> None:
@@ -271,25 +282,28 @@ async def backlog(bench: Bench, sync: str) -> None:
     print(await bench.sizes())
 
 
-async def run(server: PostgresServer, nats_url: str, sync: str) -> None:
+PARTS = ("saturated", "steady", "backlog", "backlog-always")
+
+
+async def run(server: PostgresServer, nats_url: str, part: str) -> None:
     url = await server.new_database()
     async with oncewire.connect(nats_url) as client:
         await make_chat_stream(client)
         bench = Bench(server, url, client, nats_url)
-        if sync == "server default":
-            await saturated(bench)
-            await steady(bench)
-        await backlog(bench, sync)
+        match part:
+            case "saturated":
+                await saturated(bench)
+            case "steady":
+                await steady(bench)
+            case _:
+                await backlog(bench, "sync_interval: always" if part == "backlog-always" else "server default")
 
 
-def main() -> None:
-    with postgres_server(fsync="on") as server:
-        server.migrated()
-        with nats_server() as nats:
-            uvloop.run(run(server, nats.url, "server default"))
-        with nats_server(sync_always=True) as nats:
-            uvloop.run(run(server, nats.url, "sync_interval: always"))
+def main(parts: Sequence[str] = PARTS) -> None:
+    for part in parts:
+        with postgres_server(fsync="on") as server, nats_server(sync_always=part == "backlog-always") as nats:
+            uvloop.run(run(server.migrated(), nats.url, part))
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or PARTS)
