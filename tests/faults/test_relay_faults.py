@@ -106,13 +106,13 @@ async def test_a_stopped_relay_that_continues_does_no_harm(server: NatsServer) -
                     await until(lambda seen=seen: load.acknowledged.total() > seen + 300, "work that it misses")
                     await connection.execute(END_IDLE_SESSIONS)
                     before = await connection.fetchval(DISPATCHED)
-                    await until_async(partial(_has_moved, connection, before), "the other relay to take what was freed")
+                    await until_async(partial(_has_moved, connection, before), "the other relay to go on")
                 sleepy.process.send_signal(signal.SIGCONT)
         await drained(url)
     assert await assert_all_once_in_order(server.url, url) >= load.acknowledged.total() > 0
 
 
 async def _has_moved(connection: Any, before: list[int]) -> bool:
-    """Whether every conversation of then has gone on."""
+    """Whether some conversation of then has gone on."""
     after: list[int] = await connection.fetchval(DISPATCHED)
-    return all(now > then for then, now in zip(before, after, strict=False))
+    return any(now > then for then, now in zip(before, after, strict=False))
