@@ -258,8 +258,10 @@ def main(*pieces: str) -> None:
         bench.save_rows()
         if "reading" in wanted:
             asyncio.run(reading(bench))
+            print(f"  the largest Python worker after reading: {worker_mb():.0f} MiB")
         if "writing" in wanted:
             asyncio.run(writing(bench))
+            print(f"  the largest Python worker after writing: {worker_mb():.0f} MiB")
         if "growing" in wanted:
             growing(bench)
         spark.stop()

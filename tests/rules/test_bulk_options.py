@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,9 @@ def test_planning_loads_neither_numpy_nor_arrow_nor_the_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]" == done.stdout.strip()
+
+
+def test_the_spark_extra_brings_no_spark() -> None:
+    """A cluster has its own."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert not [name for name in project["optional-dependencies"]["spark"] if name.startswith("pyspark")]

@@ -12,6 +12,7 @@ from oncewire.errors import ContractViolation, TooLarge
 from oncewire.jetstream import protocol
 from oncewire.pipeline.columns import HEADERS
 from oncewire.pipeline.outgoing import Checked, check, default_ids, frames, id_prefix, ranks, with_id_lines
+from oncewire.pipeline.publish import CHUNK_BYTES, CHUNK_RECORDS, chunks
 
 LIMIT = 1024 * 1024
 
@@ -135,3 +136,10 @@ def test_equal_rows_are_counted_over_all_batches() -> None:
     first, second = (checked(rows(payload=[b"x", b"y"])).msg_id for _ in range(2))
     assert [0, 0, 1, 1] == ranks([first, second]).tolist()
     assert 0 == len(ranks([])) == len(np.empty(0))
+
+
+def test_chunks_are_limited_in_rows_and_in_bytes_and_a_large_row_stands_alone() -> None:
+    sizes = [10] * 3_000 + [CHUNK_BYTES + 1] + [CHUNK_BYTES // 4] * 5
+    made = list(chunks(checked(rows(payload=[b"x" * size for size in sizes]), limit=2 * CHUNK_BYTES)))
+    assert [CHUNK_RECORDS, 1_000, 1, 4, 1] == [len(chunk.rows) for chunk in made]
+    assert sizes == [len(payload) for chunk in made for payload in chunk.rows.payload.to_pylist()]
