@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import oncewire
-from oncewire.database.migrate import migrate
+from oncewire.database.migrate import migrate, migrations
 from oncewire.outbox import RelayOptions, relaying
 from oncewire.outbox.inspect import status
 from tests.support.nats import NatsServer, free_port
@@ -166,11 +166,13 @@ def _answers(port: int) -> bool:
 async def test_pgbouncer_in_transaction_mode_is_noticed_said_and_served(
     server: NatsServer, pgbouncer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two relays, writers and the command line, all through it."""
+    """Migrations, two relays and a writer, all through it."""
     await until(lambda: _answers(pgbouncer), "pgbouncer")
     url = await shared_postgres().new_database()
     through = url.replace(f":{shared_postgres().port}/", f":{pgbouncer}/") + "?sslmode=disable"
-    await migrate(through)
+    applied = await asyncio.gather(*(migrate(through, "messaging") for _ in range(3)))
+    assert sum(map(len, applied)) == len(migrations())
+    assert await migrate(through) == []
     options = RelayOptions(poll_ms=50)
     async with oncewire.connect(server.url) as client, postgres(through, statement_cache_size=0) as writer:
         await make_chat_stream(client)

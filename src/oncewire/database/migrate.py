@@ -74,30 +74,27 @@ def _record(one: Migration) -> str:
 
 async def migrate(url: str, schema: str = "") -> list[Migration]:
     """Apply what is missing; return what was applied."""
-    async with connected(url) as connection:
-        await connection.execute("SELECT pg_advisory_lock($1)", LOCK)
-        try:
-            if schema:
-                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
-                await connection.execute(f"SET search_path = {quote_name(schema)}")
-            await connection.execute(_TABLE)
-            return [one for one in migrations() if await _apply(connection, one)]
-        finally:
-            await connection.execute("SELECT pg_advisory_unlock($1)", LOCK)
+    async with connected(url, cache_statements=False) as connection:
+        return [one for one in migrations() if await _apply(connection, one, schema)]
 
 
-async def _apply(connection: Any, one: Migration) -> bool:
-    found = await connection.fetchval(
-        "SELECT checksum FROM oncewire_migrations WHERE part = $1 AND number = $2", one.part, one.number
-    )
-    if found == one.checksum:
-        return False
-    if found is not None:
-        raise Corrupt(
-            f"migration {one.title} was applied in another form",
-            hint="This database was migrated by another version of the file: compare before you go on.",
-        )
+async def _apply(connection: Any, one: Migration, schema: str) -> bool:
+    """Lock, path and record end with the transaction: behind a pooler the next one may have another connection."""
     async with connection.transaction():
-        await connection.execute(one.sql)
-        await connection.execute(_record(one))
-    return True
+        await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
+        if schema:
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
+            await connection.execute(f"SET LOCAL search_path = {quote_name(schema)}")
+        await connection.execute(_TABLE)
+        found = await connection.fetchval(
+            "SELECT checksum FROM oncewire_migrations WHERE part = $1 AND number = $2", one.part, one.number
+        )
+        if found is None:
+            await connection.execute(one.sql)
+            await connection.execute(_record(one))
+        elif found != one.checksum:
+            raise Corrupt(
+                f"migration {one.title} was applied in another form",
+                hint="This database was migrated by another version of the file: compare before you go on.",
+            )
+    return found is None
