@@ -15,8 +15,9 @@ from typing import Any
 
 from oncewire.contracts import subjects
 from oncewire.errors import ContractViolation
-from oncewire.jetstream import Client, Outgoing, PubAck, Start, parse_reply
+from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
+from oncewire.jetstream.lookup import find_ids
 from oncewire.jetstream.publish import reserve_of
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Sending
@@ -163,25 +164,7 @@ class Outflow:
             wanted.setdefault((sending.stream, sending.subject), set()).add(sending.id)
         found: dict[str, PubAck] = {}
         for (stream, subject), ids in wanted.items():
-            found |= await self._scan(stream, subject, ids, starts.get(stream, 0) + 1)
-        return found
-
-    async def _scan(self, stream: str, subject: str, ids: set[str], start: int) -> dict[str, PubAck]:
-        info = await self._client.api(f"STREAM.INFO.{stream}")
-        end = info["state"]["last_seq"]
-        found: dict[str, PubAck] = {}
-        if start > end:
-            return found
-        reading = self._client.read(stream, subjects=[subject], start=Start(sequence=start), headers_only=True)
-        async with reading as reader:
-            while len(found) < len(ids):
-                messages = await reader.fetch(timeout_s=2.0)
-                for message in messages:
-                    id_ = message.headers.get(wire.MSG_ID, "")
-                    if id_ in ids:
-                        found[id_] = PubAck(stream, parse_reply(message.reply).sequence, is_duplicate=True)
-                if not messages or parse_reply(messages[-1].reply).pending == 0:
-                    break
+            found |= await find_ids(self._client, stream, subject, ids, starts.get(stream, 0) + 1)
         return found
 
 
