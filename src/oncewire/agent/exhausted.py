@@ -7,6 +7,7 @@ an attempt is marked as the last one there, so that the sweep hands it over, bef
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable
 from functools import partial
@@ -15,9 +16,10 @@ import msgspec
 
 from oncewire.agent.batch import Item
 from oncewire.agent.commits import Commits
+from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.letters import Exhausted, Known, exhausted_subject
-from oncewire.errors import ContractViolation, OncewireError
+from oncewire.errors import ContractViolation, NotFound, OncewireError
 from oncewire.jetstream import Client
 from oncewire.jetstream.connection import Subscription
 from oncewire.jetstream.protocol import Message
@@ -25,6 +27,7 @@ from oncewire.ledger import rules
 from oncewire.ledger.store import Attempt
 
 ASKED_MAX = 1_000
+GETS_MAX = 64
 QUEUE = "agent"
 """One process of an agent answers: they share the ledger."""
 
@@ -32,9 +35,10 @@ QUEUE = "agent"
 class Asked:
     """Answers for the durables of one agent, from start to `stop`."""
 
-    def __init__(self, client: Client, commits: Commits, in_hand: Callable[[], list[Item]]) -> None:
+    def __init__(self, client: Client, commits: Commits, reading: Reading, in_hand: Callable[[], list[Item]]) -> None:
         self._client = client
         self._commits = commits
+        self._reading = reading
         self._in_hand = in_hand
         self._subscriptions: list[Subscription] = []
 
@@ -59,17 +63,35 @@ class Asked:
         name = commits.ledger.name
         keys = {rules.position_key(name, source.stream, source.created, one): one for one in asked.sequences}
         held = [item.at_key for item in self._in_hand() if item.at_key in keys]
+        identities = await self._identities(opened, asked.sequences)
         async with commits.turn:
-            known: Known = await commits.db(self._look_up, opened, keys, held)
+            known: Known = await commits.db(self._look_up, opened, keys, identities, held)
         return msgspec.json.encode(known)
 
-    def _look_up(self, opened: Opened, keys: dict[bytes, int], held: list[bytes]) -> Known:
+    async def _identities(self, opened: Opened, sequences: list[int]) -> dict[bytes, bytes]:
+        """By position the key of what stands there: inputs that are done are known by their identity."""
+        gate = asyncio.Semaphore(GETS_MAX)
+
+        async def read(sequence: int) -> Item | None:
+            async with gate:
+                try:
+                    return self._reading.stored(await self._client.get(opened.source.stream, sequence), opened.source)
+                except NotFound:
+                    return None
+
+        items = await asyncio.gather(*map(read, sequences))
+        return {item.at_key: item.key for item in items if item is not None and item.key}
+
+    def _look_up(
+        self, opened: Opened, keys: dict[bytes, int], identities: dict[bytes, bytes], held: list[bytes]
+    ) -> Known:
         store = self._commits.store
         store.begin()
         try:
-            settled = store.claim([], look=list(keys))
+            found = store.claim([], look=[*keys, *set(identities.values())])
         finally:
             store.rollback()
+        settled = {key for key in keys if key in found or identities.get(key) in found}
         attempts = {one.key: one for one in store.attempts() if one.key in keys}
         for key in held:
             first = Attempt(key, opened.source.stream, keys[key], 0, self._commits.now_ms(), "")
@@ -77,7 +99,7 @@ class Asked:
         begun = [one._replace(deliveries=opened.max_deliver) for one in attempts.values() if one.key not in settled]
         if begun:
             store.begun(begun)
-        rest = keys.keys() - settled.keys() - {one.key for one in begun}
+        rest = keys.keys() - settled - {one.key for one in begun}
         return Known(
             sorted(keys[key] for key in settled),
             sorted(one.sequence for one in begun),

@@ -165,7 +165,7 @@ class Runner:
         chores = (self.lookout, forgetting, keepalive)
         self.upkeep = Upkeep(client, agent, self.commits, reading, self.opened, self._in_hand, *chores)
         self.lane = Lane(self.commits, agent.concurrency, agent.handler_timeout_s)
-        self._asked = Asked(client, self.commits, self._in_hand)
+        self._asked = Asked(client, self.commits, reading, self._in_hand)
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())
         await self.upkeep.sweep(is_start=True)
         await self.lookout.start(self.opened.values(), self._seen)
