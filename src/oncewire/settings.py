@@ -342,6 +342,37 @@ class Settings:
         "unknown", "build.commit", "ONCEWIRE_COMMIT", "Commit that /v1/version names, set by who builds an image."
     )
 
+    dlq_agent_wait_s: int = setting(
+        120,
+        "dlq.agent_wait_s",
+        "ONCEWIRE_DLQ_AGENT_WAIT_SECS",
+        "How long an agent is waited for that does not say whether a given-up message began; then it is a dead letter.",
+        check=between(0, 86_400),
+    )
+    dlq_sweep_s: int = setting(
+        30,
+        "dlq.sweep_s",
+        "ONCEWIRE_DLQ_SWEEP_SECS",
+        "How often the dead-letter service looks for what nobody reported.",
+        check=between(1, 86_400),
+    )
+    dlq_stalled_s: int = setting(
+        300,
+        "dlq.stalled_s",
+        "ONCEWIRE_DLQ_STALLED_SECS",
+        "How long messages may wait on a consumer from which nobody pulls before that is an alert.",
+        check=between(1, 2**31),
+    )
+    alert_command: str = setting(
+        "", "alerts.command", "ONCEWIRE_ALERT_COMMAND", "Command that gets each alert as JSON on its standard input."
+    )
+    alert_url: str = setting(
+        "", "alerts.url", "ONCEWIRE_ALERT_URL", "Address that gets each alert as JSON by POST.", check=_is_http_url
+    )
+    metrics_file: str = setting(
+        "", "metrics.file", "ONCEWIRE_METRICS_FILE", "File for metrics in Prometheus' text format, for a collector."
+    )
+
     gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)
     gateway_backlog_size: int = setting(
         200,

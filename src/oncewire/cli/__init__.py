@@ -24,6 +24,7 @@ NOUNS = {
     "agent": ("oncewire.cli.agent:agent", "Run agents, see how they stand, prove what they did."),
     "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
+    "dlq": ("oncewire.cli.dlq:dlq", "Dead letters: keep what failed, look at it, bring it back."),
     "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),
     "migrate": ("oncewire.cli.migrate:migrate", "Make the tables in PostgreSQL, or print their SQL."),
     "outbox": ("oncewire.cli.outbox:outbox", "What waits to be published: status, retry, void, purge."),

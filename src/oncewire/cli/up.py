@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 import oncewire
+from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire import monitor, outbox, settings, topology
 from oncewire.cli import face, facts
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
@@ -71,7 +71,7 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
     """
     async with Client(options_from(chosen, name="oncewire up")) as client:
         await _declare(client, chosen, board)
-        async with _relaying(client, chosen, board):
+        async with _relaying(client, chosen, board), _dead_letters(client, chosen, board):
             board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
             await stack.watch()
 
@@ -103,6 +103,21 @@ async def _relaying(client: Client, chosen: Settings, board: Board) -> AsyncIter
                 board.part("relay", State.STOPPING)
     finally:
         board.part("relay", State.STOPPED)
+
+
+@contextlib.asynccontextmanager
+async def _dead_letters(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+    """The dead-letter service."""
+    board.part("dlq", State.STARTING)
+    try:
+        async with dlq.serving(client, dlq.options_of(chosen)):
+            board.part("dlq", State.READY, text="keeps what is given up as dead letters")
+            try:
+                yield
+            finally:
+                board.part("dlq", State.STOPPING)
+    finally:
+        board.part("dlq", State.STOPPED)
 
 
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:

@@ -21,6 +21,8 @@ class Family(StrEnum):
     REALTIME = "realtime"
     LETTER = "letter"
     """The original's bytes, whatever they are: a dead letter or a request for one."""
+    REPLAY = "replay"
+    """What became of a letter."""
     BLOCK = "block"
     ADVISORY = "advisory"
     """Written by the server itself."""
@@ -120,6 +122,7 @@ CATALOG: tuple[Entry, ...] = (
     Entry("ledger.*.*", Family.BLOCK, "blocks of an agent's ledger"),
     Entry("dlq_requests.*", Family.LETTER, "messages that agents hand to the dead-letter service"),
     Entry("dlq.>", Family.LETTER, "dead letters"),
+    Entry("dlq_replays.*", Family.REPLAY, "what became of each letter"),
     *(Entry(pattern, Family.ADVISORY, "deliveries that the server gave up") for pattern in ADVISORY_PATTERNS),
 )
 

@@ -188,6 +188,11 @@ def dlq_request(agent: str) -> str:
     return _join(("kind", "dlq_requests"), ("agent", agent))
 
 
+def dlq_replay(letter: str) -> str:
+    """Where it stands what became of a letter, which is named by its own id."""
+    return _join(("kind", "dlq_replays"), ("letter", letter.rpartition(".")[2]))
+
+
 def dlq_subject(subject: str) -> str:
     """Where a dead letter of a message on `subject` goes. Two subjects may share one; the headers tell them apart."""
     check_subject(subject)

@@ -30,6 +30,7 @@ from typing import Final
 
 import msgspec
 
+from oncewire.contracts.headers import REPLAY_FOR
 from oncewire.errors import (
     Conflict,
     NotFound,
@@ -97,9 +98,10 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
         return not self.headers or not any(name.startswith("Nats-Expected-Last-") for name in self.headers)
 
 
-def reserve_of(subject: str) -> int:
-    """What a message on the subject leaves free below max_payload: letters, and requests for them, nothing."""
-    return 0 if subject.startswith(_LETTERS) else DEAD_LETTER_RESERVE
+def reserve_of(subject: str, headers: Mapping[str, str] | None = None) -> int:
+    """What a message leaves free below max_payload: letters, requests for them and what they bring back, nothing."""
+    is_free = subject.startswith(_LETTERS) or (headers is not None and REPLAY_FOR in headers)
+    return 0 if is_free else DEAD_LETTER_RESERVE
 
 
 Outcome = PubAck | OncewireError
@@ -343,7 +345,7 @@ class Publisher:
 
     def _frame(self, message: Outgoing, number: int, extra: str = "") -> bytes:
         header = encode_header(message, extra)
-        self.connection.check_size(len(header) + len(message.payload), reserve_of(message.subject))
+        self.connection.check_size(len(header) + len(message.payload), reserve_of(message.subject, message.headers))
         reply = self.connection.reply_to(number) if number else b""
         return protocol.encode_pub(protocol.encode_subject(message.subject), reply, message.payload, header)
 

@@ -26,11 +26,16 @@ _ADDRESSES = {
     "cmd.>": "cmd.{tenant}.{workspace}.{agent}.{name}",
     "ledger.*.*": "ledger.{agent}.{ledgerId}",
     "dlq_requests.*": "dlq_requests.{agent}",
+    "dlq_replays.*": "dlq_replays.{letter}",
 }
 """Subjects whose wildcards have names of their own."""
 
 _ENVELOPES = {Family.MESSAGE: "message", Family.RUNTIME: "runtime", Family.REALTIME: "realtime"}
 _OTHERS = {
+    Family.REPLAY: (
+        "What became of a letter: replayed or dropped, under which id, where it stands",
+        "application/json",
+    ),
     Family.LETTER: ("The original message as it was, its story in Oncewire-Dlq-* headers", "application/octet-stream"),
     Family.BLOCK: ("A block of an agent's ledger", "application/json"),
     Family.ADVISORY: ("What JetStream says about a delivery that it gave up", "application/json"),

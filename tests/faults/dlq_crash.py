@@ -1,0 +1,102 @@
+"""A dead-letter service that is killed at its steps, and what is wrong afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import oncewire
+from oncewire.contracts import headers as carried
+from oncewire.contracts import letters as names
+from oncewire.jetstream import Client
+from oncewire.topology import ensure
+from tests.support.dlq import DlqProcess, failing, given_up, hasten, letters_of, read_stream
+from tests.support.dlq_agents import EVENTS, Work
+from tests.support.nats import NatsServer
+from tests.support.streams import consumer_info, state_of
+from tests.support.wait import until, until_async
+
+LETTER_STEPS = ["fetched", "decided", "letters", "settled", "told", "acked"]
+REPLAY_STEPS = ["recorded", "published", "noted"]
+PART = 12
+
+
+async def is_quiet(client: Client) -> bool:
+    for stream, consumer in (("DLQ_REQUESTS", "dlq_service_requests"), ("DLQ_ADVISORIES", "dlq_service_advisories")):
+        info = await consumer_info(client, stream, consumer)
+        if info["num_pending"] or info["num_ack_pending"]:
+            return False
+    return True
+
+
+async def problems_after(
+    server: NatsServer, step: str, *, times: int = 1, retention: str = "workqueue", mutation: str = ""
+) -> list[str]:
+    """A service dies at a step again and again, while new messages fail; a last one finishes. What is wrong then."""
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        await hasten(client)
+        stream = await failing(client, count=0, max_deliver=1, retention=retention)
+        for time in range(times):
+            numbers = range(time * PART, (time + 1) * PART)
+            for n in numbers:
+                await client.publish(f"{stream}.x", b"%d" % n)
+            await given_up(client, stream, (time + 1) * PART)
+            with DlqProcess(server.url, step, 1, mutation) as doomed:
+                await until(lambda doomed=doomed: not doomed.is_running, f"a death at {step}")
+        with DlqProcess(server.url, mutation=mutation):
+            await until_async(lambda: is_quiet(client), "all events to be handled")
+            if retention == "workqueue" and not mutation:
+                await until_async(lambda: _is_empty(client, stream), "an empty queue")
+        return await _problems(server.url, client, stream, times * PART)
+
+
+async def _is_empty(client: Client, stream: str) -> bool:
+    return bool((await state_of(client, stream))["messages"] == 0)
+
+
+async def _problems(url: str, client: Client, stream: str, count: int) -> list[str]:
+    letters = await letters_of(url, stream)
+    by_place = Counter(one.place for one in letters)
+    wanted = {(stream, "w", at) for at in range(1, count + 1)}
+    problems = [f"letter missing: {place}" for place in sorted(wanted - by_place.keys())]
+    problems += [f"letter doubled: {place} x{n}" for place, n in sorted(by_place.items()) if n > 1]
+    problems += [f"letter of nobody: {place}" for place in sorted(by_place.keys() - wanted)]
+    bodies = {one.data for one in letters} | {one.data for one in await read_stream(url, stream)}
+    return problems + [f"original lost: {n}" for n in range(count) if b"%d" % n not in bodies]
+
+
+async def replay_problems_after(server: NatsServer, step: str, folder: Path, *, times: int = 1) -> list[str]:
+    """The same for inputs of an agent that never began: each is run once, and none is a letter."""
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        await hasten(client)
+        work = Work(folder, max_deliver=1, ack_wait_s=1.0)
+        await work.prepare(client)
+        for time in range(times):
+            for n in range(time * PART, (time + 1) * PART):
+                await work.publish(client, n)
+            await given_up(client, EVENTS, (time + 1) * PART, work.consumer)
+            async with work.running(client):
+                with DlqProcess(server.url, step) as doomed:
+                    await until(lambda doomed=doomed: not doomed.is_running, f"a death at {step}")
+        async with work.running(client):
+            with DlqProcess(server.url):
+                await until_async(lambda: is_quiet(client), "all events to be handled")
+                await until(lambda: len(work.seen) >= times * PART, "the inputs to be run")
+        return await _replay_problems(server.url, work, times * PART)
+
+
+async def _replay_problems(url: str, work: Work, count: int) -> list[str]:
+    done = Counter(one["n"] for one in work.seen)
+    copies = Counter(
+        json.loads(one.data)["payload"]["n"]
+        for one in await read_stream(url, EVENTS)
+        if one.headers.get(carried.REPLAY_FOR) == work.consumer
+    )
+    problems = [f"input lost: {n}" for n in range(count) if not done[n]]
+    problems += [f"input run twice: {n}" for n, times in done.items() if times > 1]
+    problems += [f"copied {times} times: {n}" for n, times in copies.items() if times > 1]
+    letters = await letters_of(url, EVENTS)
+    return problems + [f"a letter: {one.place}" for one in letters if one.headers[names.CONSUMER] == work.consumer]
