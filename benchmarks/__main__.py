@@ -9,6 +9,7 @@ BENCHMARKS = {
     "codec": "envelopes beside pydantic",
     "client": "the NATS client beside nats-py",
     "agent": "an agent beside a plain loop, the protocol on nats-py, and FastStream",
+    "dlq": "dead letters and their replay beside nats-py, one at a time",
     "relay": "the outbox and its relay",
     "spark": "the Spark source and sink beside nats-py",
 }

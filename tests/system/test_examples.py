@@ -29,3 +29,13 @@ async def test_an_event_published_twice_under_one_id_stands_once(server: NatsSer
     first_two = "\n".join(printed.splitlines()[:2])
     assert first_two in shown
     assert 1 == printed.count("evt.default.demo.orders.placed")
+
+
+async def test_dead_letters_are_grouped_and_replayed(server: NatsServer) -> None:
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+    expected = [
+        "1 × TimeoutError on evt.default.demo.orders.placed for biller_consumer",
+        "1 of 1 replayed",
+    ]
+    assert expected == run_example("dead_letters.py", NATS_URL=server.url).splitlines()

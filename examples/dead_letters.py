@@ -1,0 +1,28 @@
+"""Look at dead letters, fix what was wrong, bring them back: the same as `oncewire dlq ls` and `replay`, from code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import oncewire
+from oncewire.dlq.letters import Filter, group, read_letters
+from oncewire.dlq.replay import Replay, ReplayOptions, inject
+
+SUBJECT = "evt.default.demo.orders.placed"
+
+
+async def main() -> None:
+    async with oncewire.connect(os.environ.get("NATS_URL", "nats://localhost:4222")) as client:
+        body = b'{"type": "OrderPlaced", "payload": {"order": 1}}'
+        await inject(client, SUBJECT, body, consumer="biller_consumer", cause="TimeoutError: the bank did not answer")
+        mine = Filter(consumer="biller_consumer", cause="TimeoutError")
+        letters = [found.letter async for found in read_letters(client, mine)]
+        for one in group(letters, {}):
+            print(f"{one.count} × {one.cause} on {one.subject} for {one.consumer}")
+        report = await Replay(client, mine, ReplayOptions(rate_per_s=100)).run()
+        print(f"{report.replayed} of {report.matched} replayed")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
