@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import oncewire
@@ -31,16 +32,16 @@ async def is_quiet(client: Client) -> bool:
 
 
 async def problems_after(
-    server: NatsServer, step: str, *, times: int = 1, retention: str = "workqueue", mutation: str = ""
+    server: NatsServer, steps: Sequence[str], *, retention: str = "workqueue", mutation: str = ""
 ) -> list[str]:
-    """A service dies at a step again and again, while new messages fail; a last one finishes. What is wrong then."""
+    """Services die one after the other, each at its step, while new messages fail; a last one finishes. What is wrong
+    then."""
     async with oncewire.connect(server.url) as client:
         await ensure(client)
         await hasten(client)
         stream = await failing(client, count=0, max_deliver=1, retention=retention)
-        for time in range(times):
-            numbers = range(time * PART, (time + 1) * PART)
-            for n in numbers:
+        for time, step in enumerate(steps):
+            for n in range(time * PART, (time + 1) * PART):
                 await client.publish(f"{stream}.x", b"%d" % n)
             await given_up(client, stream, (time + 1) * PART)
             with DlqProcess(server.url, step, 1, mutation) as doomed:
@@ -49,14 +50,14 @@ async def problems_after(
             await until_async(lambda: is_quiet(client), "all events to be handled")
             if retention == "workqueue" and not mutation:
                 await until_async(lambda: _is_empty(client, stream), "an empty queue")
-        return await _problems(server.url, client, stream, times * PART)
+        return await _problems(server.url, stream, len(steps) * PART)
 
 
 async def _is_empty(client: Client, stream: str) -> bool:
     return bool((await state_of(client, stream))["messages"] == 0)
 
 
-async def _problems(url: str, client: Client, stream: str, count: int) -> list[str]:
+async def _problems(url: str, stream: str, count: int) -> list[str]:
     letters = await letters_of(url, stream)
     by_place = Counter(one.place for one in letters)
     wanted = {(stream, "w", at) for at in range(1, count + 1)}
@@ -67,14 +68,14 @@ async def _problems(url: str, client: Client, stream: str, count: int) -> list[s
     return problems + [f"original lost: {n}" for n in range(count) if b"%d" % n not in bodies]
 
 
-async def replay_problems_after(server: NatsServer, step: str, folder: Path, *, times: int = 1) -> list[str]:
+async def replay_problems_after(server: NatsServer, steps: Sequence[str], folder: Path) -> list[str]:
     """The same for inputs of an agent that never began: each is run once, and none is a letter."""
     async with oncewire.connect(server.url) as client:
         await ensure(client)
         await hasten(client)
         work = Work(folder, max_deliver=1, ack_wait_s=1.0)
         await work.prepare(client)
-        for time in range(times):
+        for time, step in enumerate(steps):
             for n in range(time * PART, (time + 1) * PART):
                 await work.publish(client, n)
             await given_up(client, EVENTS, (time + 1) * PART, work.consumer)
@@ -84,8 +85,8 @@ async def replay_problems_after(server: NatsServer, step: str, folder: Path, *, 
         async with work.running(client):
             with DlqProcess(server.url):
                 await until_async(lambda: is_quiet(client), "all events to be handled")
-                await until(lambda: len(work.seen) >= times * PART, "the inputs to be run")
-        return await _replay_problems(server.url, work, times * PART)
+                await until(lambda: len(work.seen) >= len(steps) * PART, "the inputs to be run")
+        return await _replay_problems(server.url, work, len(steps) * PART)
 
 
 async def _replay_problems(url: str, work: Work, count: int) -> list[str]:

@@ -30,12 +30,25 @@ LETTERS = 100_000
 @pytest.mark.parametrize("retention", ["workqueue", "limits"])
 @pytest.mark.parametrize("step", LETTER_STEPS)
 async def test_twenty_deaths_at_a_step_lose_and_double_nothing(server: NatsServer, step: str, retention: str) -> None:
-    assert [] == await problems_after(server, step, times=KILLS, retention=retention)
+    assert [] == await problems_after(server, [step] * KILLS, retention=retention)
 
 
 @pytest.mark.parametrize("step", REPLAY_STEPS)
 async def test_twenty_deaths_while_replaying_run_each_input_once(server: NatsServer, step: str, tmp_path: Path) -> None:
-    assert [] == await replay_problems_after(server, step, tmp_path, times=KILLS)
+    assert [] == await replay_problems_after(server, [step] * KILLS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "step", "retention", "found"),
+    [
+        ("settle_first", "mutated", "workqueue", "original lost"),
+        ("ack_first", "mutated", "limits", "letter missing"),
+        ("new_ids", "letters", "limits", "letter doubled"),
+    ],
+)
+async def test_a_broken_law_is_seen(server: NatsServer, mutation: str, step: str, retention: str, found: str) -> None:
+    problems = await problems_after(server, [step], retention=retention, mutation=mutation)
+    assert any(problem.startswith(found) for problem in problems), problems
 
 
 async def make_letters(client: Client, count: int) -> str:

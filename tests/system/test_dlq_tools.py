@@ -25,7 +25,7 @@ from oncewire.contracts import ids
 from oncewire.contracts import letters as names
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
-from oncewire.jetstream import Client
+from oncewire.jetstream import Client, losses
 from oncewire.topology import ensure
 from tests.support.dlq import Found, failing, given_up, letters_of, read_stream, service, until_letters
 from tests.support.dlq_agents import EVENTS, Work
@@ -424,6 +424,19 @@ async def test_what_somebody_else_wrote_to_dlq_is_shown_and_not_replayed(
     report = await tool("replay", str(ack.sequence), code=1)
     assert "no story" in report["problems"][0]["reason"]
     assert {"dropped": 1} == await tool("drop", str(ack.sequence), "--reason", "a stranger's", "--yes")
+
+
+async def test_losses_are_listed_and_acknowledged_in_the_same_place(client: Client, tool: Tool) -> None:
+    """E18: a stream that went back begins a new incarnation with it."""
+    stream = unique("L")
+    loss = losses.Loss(stream, "2026-11-15T08:00:00Z", "w", losses.Cause.WENT_BACK, 8, 10, 1_000)
+    await losses.record(client, loss)
+    (listed,) = await tool("losses", code=1)
+    assert (stream, "went_back", 8, 10) == tuple(listed[name] for name in ("stream", "cause", "first", "last"))
+    assert "open" in await tool.text("losses")
+    (told,) = await tool("losses", "--acknowledge", stream)
+    assert (1, True) == (told["incarnation"], told["acknowledged_ms"] > 0)
+    assert "not_found" == (await tool("losses", "--acknowledge", stream, code=2))["code"]
 
 
 @pytest.mark.parametrize(

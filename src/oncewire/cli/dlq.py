@@ -25,7 +25,7 @@ from oncewire.dlq.replay import Replay, ReplayOptions, Report
 from oncewire.dlq.republish import Republisher
 from oncewire.dlq.standing import LedgerView
 from oncewire.errors import ContractViolation, Refused
-from oncewire.jetstream import Client, options_from
+from oncewire.jetstream import Client, losses, options_from
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings, mask_url
 from oncewire.topology.units import parse_duration_ns
@@ -379,3 +379,37 @@ def inject_(
         raise Refused(wrong.message, hint=wrong.hint) from None
     id_ = _ask(flags, lambda client: replay.inject(client, subject, body.encode(), consumer, cause))
     face.print_json({"letter": id_}) if as_json else click.echo(id_)
+
+
+# ---- losses
+
+
+@dlq.command("losses")
+@click.option("--acknowledge", default="", metavar="STREAM", help="You have looked at what this stream lost.")
+@face.setting_options("data", "nats_url")
+@face.command
+def losses_(*, acknowledge: str, as_json: bool, **flags: Any) -> None:
+    """Ranges that readers found missing from their streams: what no letter can tell of.
+
+    \b
+    Examples:
+      oncewire dlq losses
+      oncewire dlq losses --acknowledge MESHFORGE_EVENTS
+    \b
+    A reader with a loss is not ready until it is acknowledged. Exit code 1 when one is not.
+    """
+
+    async def work(client: Client) -> list[losses.Loss]:
+        if acknowledge:
+            await losses.acknowledge(client, acknowledge, time.time_ns() // 1_000_000)
+        return await losses.losses(client)
+
+    found = _ask(flags, work)
+    if as_json:
+        face.print_json(msgspec.to_builtins(found))
+    else:
+        for one in found:
+            sign = f"acknowledged {_when(one.acknowledged_ms)}" if one.is_acknowledged else "open"
+            click.echo(f"{_when(one.found_ms)}  {one.sentence}: {sign}")
+        click.echo(f"{len(found)} losses")
+    sys.exit(0 if all(one.is_acknowledged for one in found) else face.EXIT_NOT_WELL)

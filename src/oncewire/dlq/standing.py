@@ -76,7 +76,8 @@ async def withdrawn(client: Client, letters: Sequence[Dead]) -> set[str]:
         part.sort()
     times = [one.timestamp_ns for one in letters if one.timestamp_ns]
     found: set[str] = set()
-    if not times or not (await client.api(f"STREAM.INFO.{LEDGER}"))["state"]["messages"]:
+    state = (await client.api(f"STREAM.INFO.{LEDGER}"))["state"]
+    if not times or not state["messages"] or parse_time_ns(state["last_ts"]) < min(times):
         return found
     start = Start(time=datetime.fromtimestamp(min(times) // 10**9, UTC).isoformat().replace("+00:00", "Z"))
     async with client.read(LEDGER, start=start) as reader:
