@@ -342,13 +342,6 @@ class Settings:
         "unknown", "build.commit", "ONCEWIRE_COMMIT", "Commit that /v1/version names, set by who builds an image."
     )
 
-    dlq_agent_wait_s: int = setting(
-        120,
-        "dlq.agent_wait_s",
-        "ONCEWIRE_DLQ_AGENT_WAIT_SECS",
-        "How long an agent is waited for that does not say whether a given-up message began; then it is a dead letter.",
-        check=between(0, 86_400),
-    )
     dlq_sweep_s: int = setting(
         30,
         "dlq.sweep_s",

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import oncewire
-from oncewire.contracts import headers as carried
-from oncewire.contracts import letters as names
 from oncewire.jetstream import Client
 from oncewire.topology import ensure
 from tests.support.dlq import DlqProcess, failing, given_up, hasten, letters_of, read_stream
-from tests.support.dlq_agents import EVENTS, Work
 from tests.support.nats import NatsServer
 from tests.support.streams import consumer_info, state_of
 from tests.support.wait import until, until_async
 
-LETTER_STEPS = ["fetched", "decided", "letters", "settled", "told", "acked"]
-REPLAY_STEPS = ["recorded", "published", "noted"]
+STEPS = ["fetched", "decided", "letters", "settled", "told", "acked"]
 PART = 12
 
 
@@ -66,38 +60,3 @@ async def _problems(url: str, stream: str, count: int) -> list[str]:
     problems += [f"letter of nobody: {place}" for place in sorted(by_place.keys() - wanted)]
     bodies = {one.data for one in letters} | {one.data for one in await read_stream(url, stream)}
     return problems + [f"original lost: {n}" for n in range(count) if b"%d" % n not in bodies]
-
-
-async def replay_problems_after(server: NatsServer, steps: Sequence[str], folder: Path) -> list[str]:
-    """The same for inputs of an agent that never began: each is run once, and none is a letter."""
-    async with oncewire.connect(server.url) as client:
-        await ensure(client)
-        await hasten(client)
-        work = Work(folder, max_deliver=1, ack_wait_s=1.0)
-        await work.prepare(client)
-        for time, step in enumerate(steps):
-            for n in range(time * PART, (time + 1) * PART):
-                await work.publish(client, n)
-            await given_up(client, EVENTS, (time + 1) * PART, work.consumer)
-            async with work.running(client):
-                with DlqProcess(server.url, step) as doomed:
-                    await until(lambda doomed=doomed: not doomed.is_running, f"a death at {step}")
-        async with work.running(client):
-            with DlqProcess(server.url):
-                await until_async(lambda: is_quiet(client), "all events to be handled")
-                await until(lambda: len(work.seen) >= len(steps) * PART, "the inputs to be run")
-        return await _replay_problems(server.url, work, len(steps) * PART)
-
-
-async def _replay_problems(url: str, work: Work, count: int) -> list[str]:
-    done = Counter(one["n"] for one in work.seen)
-    copies = Counter(
-        json.loads(one.data)["payload"]["n"]
-        for one in await read_stream(url, EVENTS)
-        if one.headers.get(carried.REPLAY_FOR) == work.consumer
-    )
-    problems = [f"input lost: {n}" for n in range(count) if not done[n]]
-    problems += [f"input run twice: {n}" for n, times in done.items() if times > 1]
-    problems += [f"copied {times} times: {n}" for n, times in copies.items() if times > 1]
-    letters = await letters_of(url, EVENTS)
-    return problems + [f"a letter: {one.place}" for one in letters if one.headers[names.CONSUMER] == work.consumer]

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ import oncewire
 from oncewire.contracts import letters as names
 from oncewire.jetstream import Client, Outgoing
 from oncewire.topology import ensure
-from tests.faults.dlq_crash import LETTER_STEPS, REPLAY_STEPS, problems_after, replay_problems_after
+from tests.faults.dlq_crash import STEPS, problems_after
 from tests.support.dlq import read_stream
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_stream, state_of, unique
@@ -28,14 +27,9 @@ LETTERS = 100_000
 
 
 @pytest.mark.parametrize("retention", ["workqueue", "limits"])
-@pytest.mark.parametrize("step", LETTER_STEPS)
+@pytest.mark.parametrize("step", STEPS)
 async def test_twenty_deaths_at_a_step_lose_and_double_nothing(server: NatsServer, step: str, retention: str) -> None:
     assert [] == await problems_after(server, [step] * KILLS, retention=retention)
-
-
-@pytest.mark.parametrize("step", REPLAY_STEPS)
-async def test_twenty_deaths_while_replaying_run_each_input_once(server: NatsServer, step: str, tmp_path: Path) -> None:
-    assert [] == await replay_problems_after(server, [step] * KILLS, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.support.up import clean_environ
 from tests.support.wait import until_async
 
 ROOT = Path(__file__).parents[2]
-QUICK = DlqOptions(agent_wait_s=0.0, sweep_s=0.2, stalled_s=3_600.0)
+QUICK = DlqOptions(sweep_s=0.2, stalled_s=3_600.0)
 ACK_WAIT_NS = 50_000_000
 
 

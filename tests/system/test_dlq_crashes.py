@@ -5,20 +5,12 @@ Each step once here; twenty times, on streams of both kinds and with every law b
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from tests.faults.dlq_crash import LETTER_STEPS, REPLAY_STEPS, problems_after, replay_problems_after
+from tests.faults.dlq_crash import STEPS, problems_after
 from tests.support.nats import NatsServer
 
 
 async def test_a_service_that_dies_at_every_step_loses_and_doubles_nothing(shared_server: NatsServer) -> None:
-    assert [] == await problems_after(shared_server, LETTER_STEPS)
-
-
-async def test_a_service_that_dies_while_it_replays_runs_each_input_once(
-    shared_server: NatsServer, tmp_path: Path
-) -> None:
-    assert [] == await replay_problems_after(shared_server, REPLAY_STEPS, tmp_path)
+    assert [] == await problems_after(shared_server, STEPS)
 
 
 async def test_a_broken_order_is_seen(shared_server: NatsServer) -> None:

@@ -17,7 +17,7 @@ import oncewire
 from oncewire.contracts import ids
 from oncewire.contracts import letters as names
 from oncewire.jetstream import Client
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.topology import ensure
 from tests.support.dlq import (
     QUICK,

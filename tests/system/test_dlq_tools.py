@@ -26,6 +26,7 @@ from oncewire.contracts import letters as names
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
 from oncewire.jetstream import Client, losses
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.topology import ensure
 from tests.support.dlq import Found, failing, given_up, letters_of, read_stream, service, until_letters
 from tests.support.dlq_agents import EVENTS, Work
@@ -296,7 +297,7 @@ async def test_a_letter_whose_input_was_done_after_all_is_withdrawn(
         names.TIMESTAMP: str(stored.timestamp_ns),
         names.CONSUMER: work.consumer,
         names.SUBJECT: work.subject,
-        names.CREATED: str(oncewire.jetstream.stored.parse_time_ns(created_ns)),
+        names.CREATED: str(parse_time_ns(created_ns)),
     }
     async with service(client):
         await request(client, EVENTS, **told)

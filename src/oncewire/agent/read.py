@@ -13,9 +13,8 @@ from oncewire.contracts import ids
 from oncewire.contracts.inputs import Input, read_input
 from oncewire.errors import ContractViolation
 from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import Message, encode_headers, parse_headers, parse_time_ns
+from oncewire.jetstream.protocol import Message, parse_headers, parse_time_ns
 from oncewire.jetstream.pull import parse_reply
-from oncewire.jetstream.stored import StoredMessage
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 
@@ -36,17 +35,6 @@ class Reading:
 
     def read(self, messages: list[Message]) -> list[Item]:
         return [self._item(message) for message in messages]
-
-    def stored(self, found: StoredMessage, source: Source, deliveries: int = 1) -> Item:
-        """A message as its stream holds it, as if it had just been delivered."""
-        place = f"{deliveries}.{found.sequence}.0.{found.timestamp_ns}.0"
-        reply = f"$JS.ACK.{source.stream}.{source.consumer}.{place}".encode()
-        try:
-            header = encode_headers(found.headers) if found.headers else b""
-        except ContractViolation:  # a stranger's, which we could not have written: none of ours is among them
-            header = b""
-        subject = found.subject.encode("utf-8", "surrogateescape")
-        return self._item(Message(0, subject, reply, header, found.payload))
 
     def _item(self, message: Message) -> Item:
         delivery = parse_reply(message.reply)

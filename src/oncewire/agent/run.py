@@ -11,7 +11,6 @@ after, what any process of this ledger left open is published before it is forgo
 inputs come one by one until all that were in hand then are settled: one of them may be what killed the process.
 
     intake      one source: asks, holds, cuts batches        lane      async handlers
-    exhausted   what the ledger knows of given-up inputs
     commits     commit, publish, ack                         upkeep    each second: due, open, exhausted, marks
     lookout     what the server gave up or lost
 
@@ -41,7 +40,6 @@ from oncewire.agent import sources as opening
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item, Point, nothing_happens
 from oncewire.agent.commits import Commits
-from oncewire.agent.exhausted import Asked
 from oncewire.agent.forget import Forgetting, check_life
 from oncewire.agent.intake import Intake
 from oncewire.agent.keepalive import KeepAlive
@@ -165,7 +163,6 @@ class Runner:
         chores = (self.lookout, forgetting, keepalive)
         self.upkeep = Upkeep(client, agent, self.commits, reading, self.opened, self._in_hand, *chores)
         self.lane = Lane(self.commits, agent.concurrency, agent.handler_timeout_s)
-        self._asked = Asked(client, self.commits, reading, self._in_hand)
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())
         await self.upkeep.sweep(is_start=True)
         await self.lookout.start(self.opened.values(), self._seen)
@@ -174,7 +171,6 @@ class Runner:
             Intake(client, agent, opened, reading, self.commits, self.lane, is_unclean=self.is_unclean)
             for opened in self.opened.values()
         ]
-        self._asked.start(self.opened)
         feeds.update({intake.opened.source.stream: intake for intake in self.intakes})
         self._begin_tasks()
         self.is_started = True
@@ -249,7 +245,6 @@ class Runner:
     async def stop(self, timeout_s: float = DRAIN_S) -> None:
         """Drain: take nothing new, finish what is in hand, leave the ledger closed off."""
         self.commits.stopping.set()
-        self._asked.stop()
         is_clean = await self._finished_within(timeout_s)
         await _cancelled([*self._intake_tasks, *self._tasks])
         await self.lane.stop()

@@ -52,7 +52,7 @@ def dlq() -> None:
 
 
 @dlq.command()
-@face.setting_options("data", "nats_url", "dlq_agent_wait_s", "dlq_sweep_s", "dlq_stalled_s")
+@face.setting_options("data", "nats_url", "dlq_sweep_s", "dlq_stalled_s")
 @face.setting_options("alert_command", "alert_url", "metrics_file")
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:

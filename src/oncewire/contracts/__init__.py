@@ -10,7 +10,7 @@
     ids         identities, digests, message ids
     trace       W3C trace context            headers    names of headers
     schemas     the contracts as JSON Schemas           evolution  when a change needs a new version
-    letters     dead letters, requests for them, what agents are asked about given-up inputs
+    letters     dead letters, and requests for them
 
 Everything here is pure: values in, values out. No clock, no I/O, no chance; time and entropy are arguments.
 """

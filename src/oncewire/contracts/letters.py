@@ -1,15 +1,8 @@
-"""Dead letters on the wire: what agents hand to the dead-letter service, what a letter carries, what agents are asked.
+"""Dead letters on the wire: what agents hand to the dead-letter service, and what a letter carries.
 
 A letter's body is the original's, byte for byte; its story stands in `Oncewire-Dlq-*` headers, the original's own
 headers under `Oncewire-Orig-*`, so that none of them acts again. A request of an agent looks the same, on the subject
 `dlq_requests.<agent>`.
-
-When the server gives up on an input (MAX_DELIVERIES) only the agent's ledger knows whether it ever began. So the
-service asks on `exhausted_subject(stream, consumer)`, and the process of that agent that answers has looked there:
-
-    settled    it has an outcome; only the ack was lost
-    begun      it began and has none; it is marked as exhausted now, and the agent's own sweep hands it over
-    unknown    it never began: nothing happened, so it is replayed for that consumer and not dead-lettered
 """
 
 from __future__ import annotations
@@ -100,25 +93,6 @@ def cause_of(reason: str, otherwise: str) -> str:
     """The short name of a reason: what stands before its first colon when that is one word, else `otherwise`."""
     found = _CAUSE.match(reason)
     return found[1] if found else otherwise
-
-
-def exhausted_subject(stream: str, consumer: str) -> str:
-    """Where an agent is asked about inputs that the server gave up. Plain NATS: no stream may capture it."""
-    return f"ow.exhausted.{stream}.{consumer}"
-
-
-class Exhausted(Struct, frozen=True):
-    """The question: what of these sequences?"""
-
-    sequences: list[int]
-
-
-class Known(Struct, frozen=True):
-    """The answer: each sequence once."""
-
-    settled: list[int] = []
-    begun: list[int] = []
-    unknown: list[int] = []
 
 
 def letter_subject(subject: str, stream: str) -> str:

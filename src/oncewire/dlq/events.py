@@ -14,15 +14,12 @@ import msgspec
 
 from oncewire.contracts import letters
 from oncewire.dlq import rules
-from oncewire.dlq.rules import Answer, Failure, Original
-from oncewire.errors import ContractViolation, NotFound, OncewireError
+from oncewire.dlq.rules import Failure, Original
+from oncewire.errors import ContractViolation, NotFound
 from oncewire.jetstream import Client, StoredMessage, parse_reply
-from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import Message, parse_time_ns
 
 OWNERS_BUCKET: Final = "OW_LEDGERS"
-ASK_S_MAX: Final = 2.0
-ASKED_MAX: Final = 1_000
 FETCH_S: Final = 2.0
 GETS_MAX: Final = 64
 
@@ -34,7 +31,6 @@ class Event:
     failure: Failure
     message: Message | None = None
     original: Original | None = None
-    told_ms: int = 0
     deliveries: int = 1
     is_read: bool = False
     """The original came with the event: there is nothing to look for."""
@@ -44,7 +40,6 @@ def of_request(message: Message) -> Event:
     """A request, or the failure of a request that cannot be read."""
     delivery = parse_reply(message.reply)
     carried = message.headers
-    told_ms = delivery.timestamp_ns // 1_000_000
     try:
         failure, original = rules.read_request(message.payload, carried)
     except ContractViolation as wrong:
@@ -59,7 +54,7 @@ def of_request(message: Message) -> Event:
             outcome=rules.TERMINATED,
         )
         failure, original = rules.bad_request(message.subject, message.payload, carried, place)
-    return Event(failure, message, original, told_ms, delivery.deliveries, is_read=True)
+    return Event(failure, message, original, delivery.deliveries, is_read=True)
 
 
 def of_advisory(message: Message) -> Event | None:
@@ -69,7 +64,7 @@ def of_advisory(message: Message) -> Event | None:
         failure = rules.read_advisory(message.payload)
     except ContractViolation:
         return None
-    return Event(failure, message, None, delivery.timestamp_ns // 1_000_000, delivery.deliveries)
+    return Event(failure, message, None, delivery.deliveries)
 
 
 class StreamFacts(msgspec.Struct, frozen=True):
@@ -107,29 +102,6 @@ class Facts:
         return {
             (stream, consumer) for stream, consumer in sorted(wanted) if await bucket.entries(f"{stream}.*.{consumer}")
         }
-
-    async def ask(self, failures: Sequence[Failure]) -> dict[tuple[str, str, int], Answer]:
-        """What the agents' ledgers say of exhausted inputs. Who does not answer says nothing."""
-        by_consumer: dict[tuple[str, str], list[int]] = {}
-        for one in failures:
-            by_consumer.setdefault((one.stream, one.consumer), []).append(one.sequence)
-        parts = [
-            (stream, consumer, sequences[at : at + ASKED_MAX])
-            for (stream, consumer), sequences in by_consumer.items()
-            for at in range(0, len(sequences), ASKED_MAX)
-        ]
-        answers = await asyncio.gather(*(self._ask(*part) for part in parts))
-        return {place: answer for found in answers for place, answer in found.items()}
-
-    async def _ask(self, stream: str, consumer: str, sequences: list[int]) -> dict[tuple[str, str, int], Answer]:
-        body = msgspec.json.encode(letters.Exhausted(sequences))
-        try:
-            reply = await self._client.call(letters.exhausted_subject(stream, consumer), body, timeout_s=ASK_S_MAX)
-            known = msgspec.json.decode(reply.payload, type=letters.Known)
-        except (OncewireError, msgspec.DecodeError):
-            return {}
-        told = ((Answer.SETTLED, known.settled), (Answer.BEGUN, known.begun), (Answer.UNKNOWN, known.unknown))
-        return {(stream, consumer, one): answer for answer, found in told for one in found}
 
     async def originals(self, failures: Sequence[Failure]) -> list[Original | None]:
         """Each as its stream holds it; None when it is gone."""

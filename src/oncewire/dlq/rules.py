@@ -3,19 +3,14 @@
 An event says that a message failed for a consumer: a request of an agent, an advisory of the server, or a sequence that
 the sweep found given up. What follows from it:
 
-    about DLQ or the service's own streams                   counted
-    a request                                                letter
-    TERMINATED, an agent's consumer                          counted: agents hand a message over before they end it
-    TERMINATED, a foreign consumer                           letter
-    MAX_DELIVERIES, a foreign consumer                       letter
-    MAX_DELIVERIES, an agent's consumer, and its ledger says
-        settled                                              acked: only the ack was lost
-        begun                                                counted: the agent hands it over
-        unknown                                              replayed for that consumer: nothing of it ever happened
-        nothing (no process answers)                         waits; a letter once it has waited too long
+    about DLQ or the service's own streams     counted
+    a request                                  letter
+    an advisory, an agent's consumer           counted: the agent hands over what it ends, and its ledger tells what
+                                               never began, which it runs once more, from what did
+    an advisory, a foreign consumer            letter
 
 A letter is named by where the message stood and for whom it failed, so whatever is repeated gives the same letter, and
-the stream DLQ takes it once. The order of acts: letter (or replay) confirmed, then the given-up sequence acked, which
+the stream DLQ takes it once. The order of acts: letter confirmed, then the given-up sequence acked, which
 takes it out of a work queue, then the alert, then the event acked. A service that dies in between does it all again,
 which changes nothing; an original that a work queue no longer has was removed after its letter was stored.
 """
@@ -43,7 +38,6 @@ ADVISORIES_CONSUMER: Final = "dlq_service_advisories"
 BAD_REQUEST: Final = "bad_request"
 MAX_DELIVERIES: Final = "max_deliveries"
 TERMINATED: Final = "terminated"
-UNANSWERED: Final = "max_deliveries: its agent did not answer"
 _TYPES = {
     "io.nats.jetstream.advisory.v1.max_deliver": MAX_DELIVERIES,
     "io.nats.jetstream.advisory.v1.terminated": TERMINATED,
@@ -89,42 +83,13 @@ class Act(StrEnum):
 
     COUNT = "count"
     ACK = "ack"
+    """It has its letter already: only the given-up sequence and the event are left to settle."""
     LETTER = "letter"
-    REPLAY = "replay"
-    WAIT = "wait"
 
 
-class Answer(StrEnum):
-    """What an agent's ledger says of an exhausted input."""
-
-    SETTLED = "settled"
-    BEGUN = "begun"
-    UNKNOWN = "unknown"
-    NOTHING = "nothing"
-
-
-def needs_answer(failure: Failure, *, is_agents: bool) -> bool:
-    """Whether the agent must be asked before anything is decided."""
-    return is_agents and failure.kind == MAX_DELIVERIES and failure.stream not in OWN_STREAMS
-
-
-def decide(failure: Failure, *, is_agents: bool, answer: Answer, waited_s: float, wait_s_max: float) -> Act:
-    """See the table at the head."""
-    if failure.stream in OWN_STREAMS:
-        return Act.COUNT
-    if not is_agents:
-        return Act.LETTER
-    if failure.kind == TERMINATED:
-        return Act.COUNT
-    match answer:
-        case Answer.SETTLED:
-            return Act.ACK
-        case Answer.BEGUN:
-            return Act.COUNT
-        case Answer.UNKNOWN:
-            return Act.REPLAY
-        case Answer.NOTHING:
-            return Act.LETTER if waited_s >= wait_s_max else Act.WAIT
+def decide(failure: Failure, *, is_agents: bool) -> Act:
+    """What an advisory leads to; see the table at the head."""
+    return Act.COUNT if is_agents or failure.stream in OWN_STREAMS else Act.LETTER
 
 
 # ---- events
@@ -385,8 +350,10 @@ class Stand(Struct, frozen=True):
         return self.has_exhausted or (self.max_deliver > 0 and self.in_flight == 0 and self.unsettled > 0)
 
     @property
-    def is_waited_for(self) -> bool:
-        return self.pending + self.in_flight > 0
+    def waits(self) -> int:
+        """Messages that somebody must pull for: new ones, those in flight, and those that were given up, which an
+        agent that comes back takes in by itself."""
+        return self.pending + self.in_flight + (self.redelivered if self.has_exhausted else 0)
 
     def has_moved(self, before: Stand) -> bool:
         return (self.delivered, self.ack_floor, self.in_flight) != (
@@ -429,7 +396,7 @@ def watch(before: Mapping[str, Watched], stands: list[Stand], now_s: float) -> d
     """Those durables on which something waits, nobody asks and nothing has moved; the time counts on from before."""
     found: dict[str, Watched] = {}
     for stand in stands:
-        if stand.consumer in UNREAD or not stand.is_waited_for or stand.waiting:
+        if stand.consumer in UNREAD or not stand.waits or stand.waiting:
             continue
         key = f"{stand.stream}/{stand.consumer}"
         known = before.get(key)
@@ -465,7 +432,7 @@ class Record(Struct, frozen=True, omit_defaults=True):
     sequence: int = 0
     """Where the copy stands."""
     letter_sequence: int = 0
-    """Where the letter stood in DLQ; 0 when the service replayed instead of writing one."""
+    """Where the letter stood in DLQ."""
     content: str = ""
     reason: str = ""
 

@@ -5,9 +5,7 @@
 Several may run side by side: they share the durables, and a letter's id lets one of them through. The steps, in the
 order of an event's way; `on_step` is told each by its name once it is over:
 
-    fetched     a batch of events is in hand            decided     agents were asked, originals are read
-    recorded    copies of inputs that never began have their ids on disk (dlq/republish.py)
-    published   those copies stand in their streams     noted       and that is on disk too
+    fetched     a batch of events is in hand            decided     it is known what follows, originals are read
     letters     the letters stand in DLQ                settled     given-up sequences are acked
     told        log, metric and hook are through        acked       the events are acked
 """
@@ -23,29 +21,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from msgspec.structs import replace
-
-from oncewire.contracts import ids
 from oncewire.dlq import events as reading
 from oncewire.dlq import rules
 from oncewire.dlq.alerts import Alerts
 from oncewire.dlq.events import Event, Facts, StreamFacts
-from oncewire.dlq.republish import BATCH_MAX, Copy, OnStep, Republisher
-from oncewire.dlq.rules import Act, Answer, Failure, Letter, Limits, State
+from oncewire.dlq.rules import Act, Failure, Letter, Limits
 from oncewire.errors import NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client, Outgoing, PubAck, Pull
 from oncewire.jetstream.protocol import Message
 from oncewire.metrics import Registry
 from oncewire.settings import Settings
 
+OnStep = Callable[[str], None]
 log = logging.getLogger("oncewire.dlq")
 
+BATCH: Final = 250
 FETCH_S: Final = 0.5
 STOP_S_MAX: Final = 15.0
 READY_S_MAX: Final = 5.0
 RETRY_S: Final = 1.0
 WAIT_S: Final = 5.0
-"""So long an event rests whose agent does not answer, or whose letter could not be stored."""
+"""So long an event rests whose letter could not be stored."""
 
 
 def _no_step(_: str) -> None:
@@ -54,9 +50,8 @@ def _no_step(_: str) -> None:
 
 @dataclass(frozen=True)
 class DlqOptions:
-    """`agent_wait_s`: so long an agent that does not answer is waited for before its input is dead-lettered."""
+    """`on_step` is told each step by its name; tests stop a process there."""
 
-    agent_wait_s: float = 120.0
     sweep_s: float = 30.0
     stalled_s: float = 300.0
     alert_command: str = ""
@@ -68,7 +63,6 @@ class DlqOptions:
 def options_of(settings: Settings) -> DlqOptions:
     """The options that the settings ask for."""
     return DlqOptions(
-        agent_wait_s=settings.dlq_agent_wait_s,
         sweep_s=settings.dlq_sweep_s,
         stalled_s=settings.dlq_stalled_s,
         alert_command=settings.alert_command,
@@ -100,12 +94,10 @@ class Service:
         self.options = options
         self.registry = registry or Registry()
         self.alerts = Alerts(self.registry, command=options.alert_command, url=options.alert_url)
-        self.republisher = Republisher(client, options.on_step)
         self.facts = Facts(client)
         self.letters = 0
         self._stopping = asyncio.Event()
         self._problems: dict[str, str] = {}
-        self._began = time.monotonic()
         self._written = self.registry.counter("oncewire_dead_letters_total", "Letters written, by cause.")
         self._seen = self.registry.counter("oncewire_dlq_events_total", "Failures seen, by kind and what followed.")
 
@@ -160,7 +152,7 @@ class Service:
 
     async def _read(self, stream: str, handle: Callable[[Pull, list[Message]], Awaitable[None]]) -> None:
         consumer = rules.REQUESTS_CONSUMER if stream == rules.REQUESTS else rules.ADVISORIES_CONSUMER
-        async with self.client.pull(stream, consumer, batch=BATCH_MAX // 2, ahead=1) as pull:
+        async with self.client.pull(stream, consumer, batch=BATCH, ahead=1) as pull:
             while not self._stopping.is_set():
                 messages = await pull.fetch(timeout_s=FETCH_S)
                 if messages:
@@ -189,7 +181,6 @@ class Service:
         batch = _Batch(list(events))
         await self._decide(batch)
         self.options.on_step("decided")
-        await self._replay(batch)
         await self._write(batch)
         self.options.on_step("letters")
         await self._settle(batch)
@@ -205,81 +196,26 @@ class Service:
     async def _decide(self, batch: _Batch) -> None:
         told = [event.failure for event in batch.events if not event.is_read]
         agents = await self.facts.agents(told)
-        asked = [one for one in told if rules.needs_answer(one, is_agents=(one.stream, one.consumer) in agents)]
-        answers = await self.facts.ask(asked) if asked else {}
-        waiting = {one.place for one in asked} - answers.keys()
         for at, event in enumerate(batch.events):
-            failure = event.failure
-            if event.is_read:
-                act = Act.LETTER
-            else:
-                act = rules.decide(
-                    failure,
-                    is_agents=(failure.stream, failure.consumer) in agents,
-                    answer=answers.get(failure.place, Answer.NOTHING),
-                    waited_s=self._waited_s(event),
-                    wait_s_max=self.options.agent_wait_s,
-                )
-            batch.acts[at] = act
-            if act is Act.LETTER and failure.place in waiting:
-                event.failure = replace(failure, reason=rules.UNANSWERED)
+            place = (event.failure.stream, event.failure.consumer)
+            batch.acts[at] = Act.LETTER if event.is_read else rules.decide(event.failure, is_agents=place in agents)
         batch.streams = await self.facts.streams(event.failure.stream for event in batch.events)
         await self._fetch(batch)
 
-    def _waited_s(self, event: Event) -> float:
-        """How long the answer was missed, as far as this process has been there to ask."""
-        return min(time.time() - event.told_ms / 1000, time.monotonic() - self._began)
-
     async def _fetch(self, batch: _Batch) -> None:
-        """Originals for what comes of them. A message that is gone and has its letter, or its copy, is done with."""
-        missing = [at for at in batch.where(Act.LETTER, Act.REPLAY) if not batch.events[at].is_read]
+        """Originals for what comes of them. A message that is gone and has its letter is done with."""
+        missing = [at for at in batch.where(Act.LETTER) if not batch.events[at].is_read]
         there = [at for at in missing if batch.events[at].failure.stream in batch.streams]
         found = await self.facts.originals([batch.events[at].failure for at in there])
         for at, original in zip(there, found, strict=True):
             batch.events[at].original = original
         gone = [at for at in missing if batch.events[at].original is None]
-        if not gone:
-            return
-        failures = [batch.events[at].failure for at in gone]
-        written = await self.facts.letters_at(failures)
-        copied = await self.republisher.records([self._copy_id(one, batch.streams) for one in failures])
-        for at, failure in zip(gone, failures, strict=True):
-            copy = copied.get(self._copy_id(failure, batch.streams))
-            is_done = failure.place in written or (copy is not None and copy[0].state is State.PUBLISHED)
-            batch.acts[at] = Act.ACK if is_done else Act.LETTER
-
-    @staticmethod
-    def _copy_id(failure: Failure, streams: dict[str, StreamFacts]) -> str:
-        """By what a copy is recorded: without the message's time, which is not known once the message is gone."""
-        facts = streams.get(failure.stream)
-        origin = ids.Origin(failure.stream, facts.created_ns if facts else 0, failure.sequence, 0)
-        return ids.letter_id(origin, failure.consumer)
+        written = await self.facts.letters_at([batch.events[at].failure for at in gone]) if gone else set()
+        for at in gone:
+            if batch.events[at].failure.place in written:
+                batch.acts[at] = Act.ACK
 
     # ---- acting
-
-    async def _replay(self, batch: _Batch) -> None:
-        """Inputs that never began: a copy for that consumer. What cannot be copied becomes a letter after all."""
-        replays = batch.where(Act.REPLAY)
-        if not replays:
-            return
-        copies = [self._copy(batch.events[at], batch.streams) for at in replays]
-        for at, outcome in zip(replays, await self.republisher.publish(copies, _now_ms()), strict=True):
-            if isinstance(outcome, Unavailable):
-                batch.failed[at] = outcome.message
-            elif not isinstance(outcome, PubAck):
-                batch.acts[at] = Act.LETTER
-            else:
-                failure = batch.events[at].failure
-                log.warning("%s %d never began for %s: replayed", failure.stream, failure.sequence, failure.consumer)
-
-    def _copy(self, event: Event, streams: dict[str, StreamFacts]) -> Copy:
-        failure, original = event.failure, event.original
-        assert original is not None
-        origin = rules.origin_of(failure, streams[failure.stream].created_ns, original)
-        resolved = rules.resolve(original.subject, original.payload, original.headers, origin)
-        letter = ids.letter_id(origin, failure.consumer)
-        headers = rules.replay_headers(failure.consumer, letter, origin, original.headers, resolved)
-        return Copy(self._copy_id(failure, streams), original.subject, original.payload, headers)
 
     async def _write(self, batch: _Batch) -> None:
         limits = Limits(self.client.server.max_payload)
@@ -307,7 +243,7 @@ class Service:
         """Ack the given-up sequences: that takes them out of a work queue. A pointer's original must stay there; of a
         request the agent settles its own."""
         places = []
-        for at in batch.where(Act.LETTER, Act.REPLAY, Act.ACK):
+        for at in batch.where(Act.LETTER, Act.ACK):
             event, letter = batch.events[at], batch.letters.get(at)
             facts = batch.streams.get(event.failure.stream)
             stays = letter is not None and letter.is_pointer and facts is not None and facts.removes_on_ack
@@ -337,11 +273,10 @@ class Service:
     def _ack(self, batch: _Batch, pull: Pull | None) -> list[Event]:
         for at, event in enumerate(batch.events):
             self._seen.add(kind=event.failure.kind, act="failed" if at in batch.failed else batch.acts[at].value)
-        waits = {*batch.where(Act.WAIT), *batch.failed}
-        done = [event for at, event in enumerate(batch.events) if at not in waits]
+        done = [event for at, event in enumerate(batch.events) if at not in batch.failed]
         if pull is not None:
             pull.ack(event.message for event in done if event.message is not None)
-            later = [batch.events[at].message for at in sorted(waits)]
+            later = [batch.events[at].message for at in sorted(batch.failed)]
             pull.nak([one for one in later if one is not None], WAIT_S)
         return done
 

@@ -20,7 +20,7 @@ from oncewire.dlq import rules
 from oncewire.dlq.letters import Dead
 from oncewire.errors import NotFound, Refused
 from oncewire.jetstream import Client, Start, parse_reply
-from oncewire.jetstream.stored import parse_time_ns
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.ledger import rules as ledger_rules
 from oncewire.ledger.rules import Announcement, Outcome
 from oncewire.ledger.store import Store

@@ -1,8 +1,8 @@
 """What nobody reported: given-up inputs without an advisory, durables from which nobody pulls, a DLQ that fills up.
 
 The server says how many messages of a durable were delivered again and never settled; with nothing in flight those are
-given up. Which ones they are it says nowhere. An agent's ledger knows it, and of a work queue all that it still holds
-below the delivered sequence are; for other streams of foreign consumers only the alert is left.
+given up. Which ones they are it says nowhere. An agent's ledger knows, and the agent sees to them; of a work queue it
+is all that it still holds below the delivered sequence; for other streams of foreign consumers only the alert is left.
 """
 
 from __future__ import annotations
@@ -39,8 +39,6 @@ class Sweep:
         self._told: set[str] = set()
         self._through: dict[tuple[str, int, str], int] = {}
         """By durable: below this sequence nothing is left to find."""
-        self._seen: dict[tuple[str, str, int], int] = {}
-        """When each was found first, in Unix ms."""
         self._letters = registry.gauge("oncewire_dlq_letters", "Letters in DLQ.")
         self._share = registry.gauge("oncewire_dlq_full_share", "Share of DLQ's max_bytes in use.")
         self._idle = registry.gauge("oncewire_consumer_unattended", "Messages that wait while nobody pulls.")
@@ -113,7 +111,7 @@ class Sweep:
         gauges: dict[Labels, float] = {}
         for key, one in late.items():
             stand = one.stand
-            count = stand.pending + stand.in_flight
+            count = stand.waits
             gauges[("consumer", stand.consumer), ("stream", stand.stream)] = count
             text = f"{count} messages wait on {key} and nobody pulls: nothing is retried, and no failure is reported"
             facts = {"stream": stand.stream, "consumer": stand.consumer, "waiting": count}
@@ -128,10 +126,11 @@ class Sweep:
         agents = await self._service.facts.agents(_failure(one, 1) for one in stands)
         facts = await self._service.facts.streams(one.stream for one in stands)
         for stand in stands:
-            is_agents = (stand.stream, stand.consumer) in agents
             stream = facts.get(stand.stream)
-            if is_agents or (stream is not None and stream.retention == "workqueue"):
-                await self._hand_over(stand, stream.created_ns if stream is not None else 0)
+            if (stand.stream, stand.consumer) in agents or stream is None:
+                continue  # its ledger knows, and takes them in by itself
+            if stream.retention == "workqueue":
+                await self._hand_over(stand, stream.created_ns)
                 continue
             if not stand.has_exhausted:
                 continue
@@ -151,7 +150,7 @@ class Sweep:
             here = [one for one in stored if one.sequence <= stand.delivered]
             mine = [one.sequence for one in here if any(subjects.matches(one.subject, own) for own in stand.filters)]
             if not await self._hand_over_all(stand, mine):
-                return  # some wait for their agent's word: the next sweep looks again
+                return  # some could not be stored: the next sweep looks again
             is_end = len(here) < len(stored) or not stored
             sequence = self._through[place] = stand.delivered + 1 if is_end else stored[-1].sequence + 1
             looked += len(stored)
@@ -161,11 +160,7 @@ class Sweep:
         done = 0
         for at in range(0, len(failures), EVENTS_MAX):
             part = failures[at : at + EVENTS_MAX]
-            events = [Event(one, told_ms=self._seen.setdefault(one.place, _now_ms())) for one in part]
-            done += len(await self._service.handle(events))
-        if done == len(failures):
-            for one in failures:
-                self._seen.pop(one.place, None)
+            done += len(await self._service.handle([Event(one) for one in part]))
         return done == len(failures)
 
 
@@ -179,7 +174,3 @@ def _failure(stand: Stand, sequence: int) -> Failure:
         reason=f"{rules.MAX_DELIVERIES}: {stand.max_deliver} deliveries",
         outcome="dead",
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
