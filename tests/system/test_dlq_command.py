@@ -26,9 +26,9 @@ async def test_it_keeps_letters_until_it_is_told_to_stop_and_makes_its_streams_i
             await until_letters(server.url, stream, 2)
             process.send_signal(signal.SIGTERM)
             assert {"event": "end", "letters": 2} == json.loads(process.stdout.readline())
+            assert 0 == process.wait(30)
         finally:
             process.terminate()
-    assert 0 == process.returncode
 
 
 def test_without_a_nats_server_it_is_unavailable() -> None:
