@@ -243,8 +243,11 @@ def growing(bench: Bench) -> None:
 
 def worker_mb() -> float:
     """Workers stay after a query, with what they needed."""
-    family = psutil.Process().children(recursive=True)
-    return max(one.memory_info().rss for one in family if "pyspark.daemon" in one.cmdline()) / 2**20
+    largest = 0
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it may end while we look
+            largest = max(largest, one.memory_info().rss if "pyspark.daemon" in one.cmdline() else 0)
+    return largest / 2**20
 
 
 def main(*pieces: str) -> None:
