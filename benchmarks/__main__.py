@@ -11,6 +11,7 @@ BENCHMARKS = {
     "agent": "an agent beside a plain loop, the protocol on nats-py, and FastStream",
     "dlq": "dead letters and their replay beside nats-py, one at a time",
     "relay": "the outbox and its relay",
+    "engine": "the broker's engine, without HTTP",
     "spark": "the Spark source and sink beside nats-py",
 }
 

@@ -276,11 +276,12 @@ class LocalEngine:
             if desk.can_cut:
                 self._journal.commit(desk.cut(), self._committed)
             return
-        while desk.can_cut:
+        if desk.can_cut:
             desk.cut()
             desk.applied()
             desk.answered()
-            desk.hand_out(self._clock())
+            if desk.can_cut:
+                self._wake()  # who was answered asks again: others get their turn first
 
     def _committed(self, error: OncewireError | None) -> None:
         desk, journal = self._desk, self._journal
@@ -323,8 +324,8 @@ class LocalEngine:
                 subscriber.sink.ended(Unavailable("the broker is stopping", retry_after_s=1.0))
         if self._routers is not None:
             self._routers.close()
+        self._awake()
         if self._journal is not None:
-            self._go()
             if not self._desk.is_idle:
                 self._drained = asyncio.Event()
                 await self._drained.wait()

@@ -29,8 +29,8 @@ class Partition:
     """One partition's messages. `head` is the index of the first one that is held; what lies before it is free."""
 
     __slots__ = (
-        "bodies", "head", "hold", "needed_bytes", "number", "offsets", "reserved", "reserved_bytes", "settled", "sizes",
-        "times", "trimmed", "trimming",
+        "bodies", "head", "hold", "needed_bytes", "number", "offsets", "reserved", "reserved_bytes", "settled",
+        "settled_bytes", "sizes", "times", "trimmed", "trimming",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -46,6 +46,7 @@ class Partition:
         """Messages up to this offset are settled by all groups that hold messages back."""
         self.settled = 0
         """How many held messages that is."""
+        self.settled_bytes = 0
         self.needed_bytes = 0
         """Of the held messages that are not settled."""
         self.reserved = 0
@@ -81,10 +82,9 @@ class Partition:
         """All messages up to the offset are settled; it may also go back, when a group comes that needs them."""
         index = bisect_right(self.offsets, offset, self.head)
         before = self.head + self.settled
-        if index >= before:
-            self.needed_bytes -= sum(self.sizes[before:index])
-        else:
-            self.needed_bytes += sum(self.sizes[index:before])
+        moved = sum(self.sizes[before:index]) if index >= before else -sum(self.sizes[index:before])
+        self.needed_bytes -= moved
+        self.settled_bytes += moved
         self.settled = index - self.head
         self.hold = offset
 
@@ -93,6 +93,7 @@ class Partition:
         index = bisect_right(self.offsets, offset, self.head)
         gone = index - self.head
         unsettled = self.head + self.settled
+        self.settled_bytes -= sum(self.sizes[self.head : min(index, unsettled)])
         if index > unsettled:
             self.needed_bytes -= sum(self.sizes[unsettled:index])
         self.settled = max(0, self.settled - gone)

@@ -6,6 +6,7 @@ next, so that a tick costs the same whatever is held.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Final
 
 from oncewire.broker.idempotency import forget_produced
@@ -65,7 +66,7 @@ def _look(state: State, now_ms: int, flight: Flight) -> list[Record]:
 
 def _trim(state: State, now_ms: int) -> list[Record]:
     records: list[Record] = []
-    for key in list(_first(state.trimmable, LOOKS_MAX)):
+    for key in list(islice(state.trimmable, LOOKS_MAX)):
         del state.trimmable[key]
         topic = state.numbered.get(key[0])
         if topic is None:
@@ -80,10 +81,6 @@ def _trim(state: State, now_ms: int) -> list[Record]:
     return records
 
 
-def _first(keys: dict[tuple[int, int], None], count: int) -> list[tuple[int, int]]:
-    return [key for key, _ in zip(keys, range(count), strict=False)]
-
-
 def _trim_to(state: State, topic: Topic, partition: Partition, now_ms: int) -> int:
     """The last offset that may go: settled and old enough, or settled and too many; or simply too old a dead letter."""
     limits, head = state.limits, partition.head
@@ -91,7 +88,9 @@ def _trim_to(state: State, topic: Topic, partition: Partition, now_ms: int) -> i
     settled_end = head + partition.settled
     oldest_ms = now_ms - limits.settled_age_ms
     surplus = partition.settled - limits.partition_messages_max
-    while index < settled_end and (partition.times[index] <= oldest_ms or index - head < surplus):
+    surplus_bytes = partition.settled_bytes - limits.partition_bytes_max
+    while index < settled_end and (partition.times[index] <= oldest_ms or index - head < surplus or surplus_bytes > 0):
+        surplus_bytes -= partition.sizes[index]
         index += 1
     if topic.is_graveyard:
         oldest_ms = now_ms - limits.dead_letter_age_ms
@@ -104,12 +103,12 @@ def _trim_to(state: State, topic: Topic, partition: Partition, now_ms: int) -> i
 
 
 def _see(state: State, now_ms: int) -> list[Record]:
-    """Groups in use are written down now and then; those that nobody uses lapse."""
+    """Groups in use are written down now and then, those that nobody uses lapse, old entries go."""
     records: list[Record] = []
     limits = state.limits
-    for _ in range(min(LOOKS_MAX, len(state.groups))):
-        number = next(iter(state.groups))
-        group = state.groups[number] = state.groups.pop(number)
+    for number in list(islice(state.groups, LOOKS_MAX)):
+        group = state.groups[number] = state.groups.pop(number)  # behind the others
+        _forget_worked(state, group, now_ms)
         if group.subscribers:
             group.seen_at_ms = now_ms
         if group.seen_at_ms - group.recorded_at_ms > limits.group_idle_ms // SEEN_SHARE and not group.topic.is_leaving:
@@ -133,16 +132,12 @@ def _forget(state: State, now_ms: int) -> None:
         left -= dropped
         if not entries:
             del state.produced[key]
-    for group in state.groups.values():
-        left -= _forget_worked(state, group, now_ms, left)
-        if left <= 0:
-            break
 
 
-def _forget_worked(state: State, group: Group, now_ms: int, count_max: int) -> int:
+def _forget_worked(state: State, group: Group, now_ms: int) -> None:
     """Drop entries whose time is over; one that its message keeps is looked at again a TTL later."""
     looked = 0
-    while group.worked and looked < count_max:
+    while group.worked and looked < FORGET_MAX:
         identity, work = next(iter(group.worked.items()))
         if work.check_at_ms > now_ms:
             break
@@ -153,4 +148,3 @@ def _forget_worked(state: State, group: Group, now_ms: int, count_max: int) -> i
         else:
             del group.worked[identity]
             state.entries -= 1
-    return looked

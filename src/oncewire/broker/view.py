@@ -33,7 +33,7 @@ def _partition(partition: Partition) -> PartitionShown:
     return PartitionShown(
         partition.number,
         held,
-        sum(partition.sizes[partition.head :]),
+        partition.needed_bytes + partition.settled_bytes,
         partition.offsets[partition.head] if held else -1,
         partition.offsets[-1] if held else -1,
     )
@@ -77,6 +77,6 @@ def _stats(topic: Topic) -> TopicStats:
         topic.tenant,
         topic.name,
         sum(len(partition) for partition in topic.partitions),
-        sum(partition.needed_bytes for partition in topic.partitions),
+        sum(partition.needed_bytes + partition.settled_bytes for partition in topic.partitions),
         groups,
     )
