@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from oncewire.broker import upkeep
 from oncewire.broker.engine import BufferFull, Limits, Produced, RoutingDecision, TopicCreated
 from oncewire.broker.messages import partition_of
 from oncewire.broker.rules import backoff_ms
@@ -71,6 +72,19 @@ def test_a_deleted_topic_is_gone_with_its_messages_groups_and_keys(table: Table)
     table.create()
     assert Produced("t", 0, 0) == table.produce(idempotency_key="k")
     assert {} == table.restart().state.topics["", "t"].groups
+
+
+def test_a_topic_whose_deletion_fails_goes_on(table: Table) -> None:
+    table.produce()
+    reader = table.read(lease_ms=1_000)
+    table.is_holding = True
+    assert NOTHING is table.delete()
+    table.now_ms += 2_000
+    upkeep.tick(table.state, table.now_ms)
+    table.lose()
+    table.is_holding = False
+    table.tick()
+    assert [0, 0] == reader.offsets
 
 
 # ---- partitions
@@ -173,6 +187,23 @@ def test_what_all_groups_settled_makes_room_again() -> None:
     assert isinstance(table.produce(), BufferFull)
     table.ack(0, "b", group="h")
     assert isinstance(table.produce(), Produced)
+
+
+def test_settled_messages_are_kept_within_the_limits_of_a_partition() -> None:
+    table = Table(Limits(partition_messages_max=3, partition_bytes_max=30, settled_age_ms=10**9))
+    table.create()
+    reader = table.read()
+    partition = table.state.topics["", "t"].partitions[0]
+    for _ in range(9):
+        table.produce("x")
+        table.ack(reader.offsets[-1])
+    table.tick()
+    assert (3, 3, 0) == (len(partition), partition.settled_bytes, partition.needed_bytes)
+    for _ in range(3):
+        table.produce("x" * 20)
+        table.ack(reader.offsets[-1])
+    table.tick()
+    assert (1, 20) == (len(partition), partition.settled_bytes)
 
 
 def test_a_topic_without_groups_trims_nothing_and_refuses_when_full() -> None:

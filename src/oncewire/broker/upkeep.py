@@ -49,9 +49,10 @@ def _due(state: State, now_ms: int) -> list[Flight]:
 
 def _look(state: State, now_ms: int, flight: Flight) -> list[Record]:
     """A flight that was due: it may be settled, renewed or on its way to the disk meanwhile."""
-    if flight.is_settling or flight.progress.group.topic.is_leaving:
+    if flight.is_settling:
         return []
-    if flight.state in (LEASED, WAITING) and flight.due_at_ms > now_ms:
+    is_leaving = flight.progress.group.topic.is_leaving  # it may stay after all
+    if flight.state in (LEASED, WAITING) and (is_leaving or flight.due_at_ms > now_ms):
         state.later(flight)
     elif flight.state == LEASED:
         state.counters["lease_timeouts"] += 1
