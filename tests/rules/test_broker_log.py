@@ -17,9 +17,9 @@ GROUPS = [[b"one", b"two"], [b"three"], [b"four", b"five", b"six"]]
 ALL = [record for group in GROUPS for record in group]
 
 
-def written(groups: list[list[bytes]] = GROUPS) -> tuple[SimDisk, Log, list[int]]:
+def written(groups: list[list[bytes]] = GROUPS, seed: int = 0) -> tuple[SimDisk, Log, list[int]]:
     """A disk, the open log on it, and the end of each group in segment 1."""
-    disk = SimDisk()
+    disk = SimDisk(seed)
     log, _ = open_log(disk, 10_000)
     ends = []
     for group in groups:
@@ -157,13 +157,11 @@ def test_a_torn_tail_is_reported_and_cut() -> None:
 
 def test_bytes_that_look_like_a_commit_do_not_turn_a_torn_tail_into_damage() -> None:
     """A client may send anything, a piece of another log too."""
-    other, log, _ = written([[b"%d" % n] for n in range(9)])
-    disk, mine, ends = written([[b"x"]])
+    other, _, _ = written([[b"%d" % n] for n in range(9)], seed=1)
+    disk, mine, _ = written([[b"x"]])
     mine.commit([bytes(other.seen[segment_name(1)].seen)])
     del disk.seen[segment_name(1)].seen[-1:]
     assert [b"x"] == read(disk)
-    assert log.point.sequence == 9
-    assert ends
 
 
 def test_a_failed_write_is_never_synced_again_and_a_new_segment_goes_on_from_the_last_commit() -> None:

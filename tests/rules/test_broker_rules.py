@@ -6,14 +6,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from oncewire.broker import upkeep
+from oncewire.broker import rules, upkeep
 from oncewire.broker.engine import BufferFull, Limits, Produced, RoutingDecision, TopicCreated
+from oncewire.broker.idempotency import identity_of
 from oncewire.broker.messages import partition_of
 from oncewire.broker.rules import backoff_ms
 from oncewire.broker.view import show_topic, topic_names
-from oncewire.contracts.broker import RetryPolicy
+from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, RetryPolicy
 from oncewire.errors import Conflict, ContractViolation, NotFound, OncewireError, OutcomeUnknown, TooLarge, Unavailable
-from tests.support.broker import NOTHING, START_MS, Table, message
+from tests.support.broker import NOTHING, START_MS, Reader, Table, message
 
 
 def at(ms: int) -> datetime:
@@ -286,10 +287,7 @@ def test_a_second_ack_is_answered_only_when_the_first_is_durable(table: Table) -
     assert "message is not in-flight" == message(table.ack(0))
 
 
-def _produce_step(table: Table, key: str = ""):  # type: ignore[no-untyped-def]
-    from oncewire.broker import rules
-    from oncewire.contracts.broker import BrokerEnvelope, ProduceBody
-
+def _produce_step(table: Table, key: str = "") -> rules.Step:
     envelope = BrokerEnvelope(idempotency_key=key) if key else None
     return rules.produce(table.state, table.now_ms, "", ProduceBody(topic="t", value="v", envelope=envelope))
 
@@ -389,9 +387,6 @@ def test_a_reader_needs_a_topic_and_a_lease_within_limits(table: Table) -> None:
 
 
 def test_a_reader_that_left_gets_nothing_and_its_leases_stay(table: Table) -> None:
-    from oncewire.broker import rules
-    from tests.support.broker import Reader
-
     gone = Reader()
     subscriber = table.join(gone, "a")
     table.produce("0")
@@ -692,6 +687,23 @@ def test_a_message_that_expires_before_its_delivery_goes_to_the_dead_letters(tab
     assert ("message deadline exceeded", 0) == (dead.dlq.last_error, dead.dlq.attempts)
 
 
+def test_a_disk_that_fails_is_not_asked_without_a_pause(table: Table) -> None:
+    """What would be buried at once again waits for the next tick."""
+    table.produce(deadline=at(START_MS + 1_000))
+    table.now_ms += 1_000
+    table.is_holding = True
+    table.enter()
+    table.commit()
+    table.join(Reader())
+    assert table.desk.can_cut
+    table.lose()
+    table.desk.hand_out(table.now_ms)
+    assert not table.desk.can_cut
+    table.tick()
+    table.commit()
+    assert ("", "dlq.t") in table.state.topics
+
+
 # ---- retention
 
 
@@ -924,8 +936,6 @@ def test_pending_and_failed_are_forgotten_after_their_ttl_and_committed_lives_as
 
 
 def _entry(table: Table, key: str) -> bool:
-    from oncewire.broker.idempotency import identity_of
-
     return identity_of("", key) in table.state.groups[1].worked
 
 

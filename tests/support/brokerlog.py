@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 
 from oncewire.broker.log.writer import Log
-from oncewire.errors import OncewireError, OutcomeUnknown
+from oncewire.errors import Corrupt, OncewireError, OutcomeUnknown
 from tests.support.disk import SimDisk
 
 
@@ -54,7 +54,10 @@ def power_cuts(seed: int, cuts: int = 5, *, is_lying: bool = False) -> str:
     numbers = itertools.count()
     ledger = Ledger()
     for _ in range(cuts):
-        log, found = open_log(disk)
+        try:
+            log, found = open_log(disk)
+        except Corrupt as error:
+            return f"seed {seed}: {error}"
         if problem := ledger.problem(found):
             return f"seed {seed}: {problem}"
         ledger = Ledger(found)

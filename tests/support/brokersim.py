@@ -6,7 +6,7 @@ The clients keep their own ledger of what they were told, and a simple model of 
     an acknowledged produce is delivered to every group until the group acked it, or is among its dead letters
     an acked message never comes again to its group, whatever crashed
     a (topic, offset) is one message for ever
-    first deliveries of a partition come in offset order; no more are in flight than may be
+    a reader gets the first deliveries of a partition in offset order; no more are in flight than may be
     only the last owner settles; attempts never exceed the deliveries that were made
     two messages with one idempotency key are a TTL apart
 """
@@ -93,7 +93,7 @@ class Simulation:
         """The last owner of each message of a group, and the partition."""
         self.keys: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         """By topic and key: (when, offset) of each message that was stored under it."""
-        self.first: dict[tuple[str, str, int], int] = {}
+        self.first: dict[tuple[Client, int], int] = {}
         self.policies: dict[str, int] = {}
         self.clients: list[Client] = []
         self._start()
@@ -221,7 +221,7 @@ class Simulation:
         limit = self.policies.get(one.value, 0) if topic in TOPICS else 0
         if limit and one.attempts > limit:
             self.problems.append(f"{name} is at attempt {one.attempts} of {limit}")
-        self._in_order(name, one)
+        self._in_order(client, name, one)
         self.held[name] = (client.owner, one.partition)
         flights = self.state.topics["", topic].groups[group].progress[one.partition].flights
         if len(flights) > LIMITS.in_flight_max:
@@ -231,9 +231,9 @@ class Simulation:
             if topic in TOPICS:
                 self.problems.append(f"a dead letter stands in {topic}")
 
-    def _in_order(self, name: tuple[str, str, int], one: Delivery) -> None:
-        """The first time in this process: above all that came before for the first time."""
-        place = (name[0], name[1], one.partition)
+    def _in_order(self, client: Client, name: tuple[str, str, int], one: Delivery) -> None:
+        """The first time in this process: above all that this reader was given for the first time."""
+        place = (client, one.partition)
         if name not in self.held and one.attempts == 1:
             if self.first.get(place, -1) > one.offset:
                 self.problems.append(f"{name} came after {self.first[place]}")

@@ -253,10 +253,7 @@ class State:
                 partition.trimming = -1
         for flight in self.settling:
             flight.is_settling = False
-            if flight.state in (LEASED, WAITING):
-                self.later(flight)
-            elif flight.state == READY:
-                make_ready(self, flight)
+            self.later(flight)  # not at once: a disk that fails must not be asked without a pause
         self.making.clear()
         self.entering.clear()
         self.settling.clear()
