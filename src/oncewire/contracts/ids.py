@@ -10,6 +10,7 @@ chose can never pass for a position or for a chat message.
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -32,10 +33,14 @@ class Origin(NamedTuple):
 
 def _array(*parts: str | int) -> bytes:
     """The parts as one text; different lists never give the same."""
+    return _text(parts)
+
+
+def _text(value: str | tuple[str | int, ...]) -> bytes:
     try:
-        return _TEXT(parts)
+        return _TEXT(value)
     except UnicodeEncodeError:
-        raise ContractViolation(f"a part of an id has a lone surrogate: {parts!r}") from None
+        raise ContractViolation(f"a part of an id has a lone surrogate: {value!r}") from None
 
 
 def joined(kind: str, *parts: str | int) -> str:
@@ -49,7 +54,14 @@ def _hashed(kind: str, *parts: str | int) -> str:
 
 def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:
     """`Nats-Msg-Id` of the effect number `index` of one input of an agent."""
-    return _hashed("fx", tenant, workspace, agent, identity, index)
+    text = b"%b,%b,%d]" % (_effect_head(tenant, workspace, agent), _text(identity), index)
+    return f"fx.{hashlib.sha256(text).hexdigest()[:_HEX_CHARS]}"
+
+
+@lru_cache(maxsize=256)
+def _effect_head(tenant: str, workspace: str, agent: str) -> bytes:
+    """What the ids of all effects of an agent begin with: an array that is not closed yet."""
+    return _array("fx", tenant, workspace, agent)[:-1]
 
 
 def input_id(tenant: str, workspace: str, subject: str, idempotency_key: str, digest: bytes) -> str:

@@ -35,6 +35,22 @@ _family = lru_cache(maxsize=4096)(catalog.family)
 
 def read_input(body: bytes, *, subject: str, origin: ids.Origin, carried: Headers) -> Input:
     """Read a message of an agent's stream by the contract of its subject, or ContractViolation."""
+    return read_complete(body, subject) or read_closely(body, subject=subject, origin=origin, carried=carried)
+
+
+def read_complete(body: bytes, subject: str) -> Input | None:
+    """A message that needs nothing from where it stands and from what it carried: what most are. None: look closer."""
+    if _family(subject) is not catalog.Family.RUNTIME:
+        return None
+    found = runtime.open_complete(body, subject)
+    if found is None:
+        return None
+    envelope, written = found
+    return Input(envelope, ids.key_identity(envelope.idempotency_key), ids.content_digest(envelope.type, written))
+
+
+def read_closely(body: bytes, *, subject: str, origin: ids.Origin, carried: Headers) -> Input:
+    """Any message, what it leaves out filled in."""
     match _family(subject):
         case catalog.Family.RUNTIME:
             envelope, written = runtime.open_runtime(body, subject=subject, origin=origin, carried=carried)

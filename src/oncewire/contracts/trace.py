@@ -19,7 +19,9 @@ TRACESTATE_CHARS_MAX = 512
 TRACESTATE_MEMBERS_MAX = 32
 
 _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
-_BOTH_IDS = re.compile(r"(?!0{32})[0-9a-f]{32}(?!0{16})[0-9a-f]{16}")
+_HEX = "0123456789abcdef"
+_NO_TRACE = "0" * 32
+_NO_SPAN = "0" * 16
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _STATE_KEY = r"[a-z][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13}"
 _STATE_MEMBER = re.compile(rf"(?:{_STATE_KEY})=[ -+\--<>-~]{{0,255}}[!-+\--<>-~]")
@@ -49,7 +51,13 @@ def is_trace_id(value: str) -> bool:
 
 def are_ids(trace_id: str, span_id: str) -> bool:
     """Whether the fields of an envelope carry a context."""
-    return len(trace_id) == 32 and _BOTH_IDS.fullmatch(trace_id + span_id) is not None
+    return (
+        len(trace_id) == 32
+        and len(span_id) == 16
+        and not (trace_id + span_id).strip(_HEX)  # nothing but hex digits; a regular expression takes twice as long
+        and trace_id != _NO_TRACE
+        and span_id != _NO_SPAN
+    )
 
 
 def parse_traceparent(header: str) -> TraceContext | None:

@@ -11,7 +11,7 @@ PostgreSQL has no need of it: there the unique index that finds a key also lets 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from oncewire.ledger.rules import KEY_BYTES
@@ -24,6 +24,7 @@ SPILL_KEYS: Final = 65_536
 BITS_PER_KEY: Final = 32
 _PROBES: Final = struct.Struct(">III")
 _PROBES_OF_ITEM: Final = struct.Struct(">III12x")
+_FIRST_PROBE: Final = struct.Struct(">I12x")
 
 
 class Place(NamedTuple):
@@ -75,10 +76,19 @@ class Filter:
                 return False
         return True
 
+    def those_it_may_have(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Of many keys: nearly all that are new are ruled out by their first probe, in one pass."""
+        if not self.count:
+            return []
+        bits, mask = self._bits, self._mask
+        firsts = _FIRST_PROBE.iter_unpack(b"".join(keys))
+        left = [key for key, (probe,) in zip(keys, firsts, strict=True) if bits[(probe & mask) >> 3] >> (probe & 7) & 1]
+        return [key for key in left if self.may_have(key)]
 
-def pages(items: Mapping[bytes, Place]) -> Iterator[tuple[bytes, bytes]]:
-    """A sorted run cut into pages: the first key of each, and its items."""
-    ordered = sorted((key, encode_place(place)) for key, place in items.items())
+
+def pages(items: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
+    """A sorted run (keys with their encoded places) cut into pages: the first key of each, and its items."""
+    ordered = sorted(items.items())
     for start in range(0, len(ordered), PAGE_ITEMS):
         part = ordered[start : start + PAGE_ITEMS]
         yield part[0][0], b"".join([ITEM.pack(key, place) for key, place in part])
@@ -96,7 +106,12 @@ def last_block(items: bytes) -> int:
     return max(decode_place(place).block for _, place in ITEM.iter_unpack(items))
 
 
-def places_of(number: int, keys: bytes) -> dict[bytes, Place]:
-    """The keys of a block, joined as they are stored, with where they stand."""
-    starts = range(0, len(keys), KEY_BYTES)
-    return {keys[start : start + KEY_BYTES]: Place(number, at) for at, start in enumerate(starts)}
+def places_of(number: int, keys: Sequence[bytes]) -> dict[bytes, int]:
+    """The keys of a block with where they stand, encoded."""
+    first = encode_place(Place(number, 0))
+    return dict(zip(keys, range(first, first + len(keys)), strict=True))
+
+
+def split_keys(joined: bytes) -> list[bytes]:
+    """The keys of a block from how they are stored."""
+    return [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]

@@ -165,8 +165,9 @@ class PostgresStore:
 
     def _places(self, found: dict[bytes, int]) -> dict[bytes, Place]:
         rows = self._session.cursor.execute(self._session.sql["places"], (list(set(found.values())),)).fetchall()
-        blocks = {group: key_rules.places_of(number, keys) for group, number, keys in rows}
-        return {key: blocks[group][key] for key, group in found.items() if group in blocks}  # else just forgotten
+        blocks = {group: key_rules.places_of(number, key_rules.split_keys(keys)) for group, number, keys in rows}
+        known = {key: group for key, group in found.items() if group in blocks}  # the others were just forgotten
+        return {key: key_rules.decode_place(blocks[group][key]) for key, group in known.items()}
 
     def savepoint(self) -> None:
         with self._session.translated():

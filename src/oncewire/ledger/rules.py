@@ -26,6 +26,7 @@ import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -185,13 +186,23 @@ def agent_name(tenant: str, workspace: str, agent: str) -> str:
 
 def identity_key(agent: str, identity: str) -> bytes:
     """`agent` is the full name. Lengths are part of what is hashed, so that no two pairs meet."""
-    text = f"i{len(agent)}:{agent}{identity}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+    text = identity.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(_identity_head(agent) + text, digest_size=KEY_BYTES).digest()
 
 
 def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
-    text = f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}{sequence}".encode()
-    return hashlib.blake2b(text, digest_size=KEY_BYTES).digest()
+    head = _position_head(agent, stream, created)
+    return hashlib.blake2b(b"%b%d" % (head, sequence), digest_size=KEY_BYTES).digest()
+
+
+@lru_cache(maxsize=256)
+def _identity_head(agent: str) -> bytes:
+    return f"i{len(agent)}:{agent}".encode("utf-8", "surrogatepass")
+
+
+@lru_cache(maxsize=256)
+def _position_head(agent: str, stream: str, created: str) -> bytes:
+    return f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}".encode()
 
 
 # ---- sums
@@ -199,15 +210,20 @@ def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
 
 def element(agent: str, entry: Entry) -> bytes:
     """What an entry adds to the state hash: identity, subject, content and outcome, not where it stood."""
-    head = (
-        f"{len(agent)}:{agent}{len(entry.identity)}:{entry.identity}{len(entry.subject)}:{entry.subject}{entry.outcome}"
-    )
+    identity = entry.identity
+    head = f"{len(agent)}:{agent}{len(identity)}:{identity}{_counted_as(entry.subject, entry.outcome)}"
     return hashlib.blake2b(head.encode("utf-8", "surrogatepass") + entry.digest, digest_size=STATE_BYTES).digest()
+
+
+@lru_cache(maxsize=4096)
+def _counted_as(subject: str, outcome: Outcome) -> str:
+    return f"{len(subject)}:{subject}{outcome}"
 
 
 def position_element(entry: Entry) -> bytes:
     """What an entry adds to the sum over positions and raw bodies."""
-    head = f"{len(entry.stream)}:{entry.stream}{entry.sequence}:".encode()
+    stream = entry.stream
+    head = f"{len(stream)}:{stream}{entry.sequence}:".encode()
     return hashlib.blake2b(head + entry.body, digest_size=STATE_BYTES).digest()
 
 

@@ -196,8 +196,7 @@ class SqliteStore:
     def claim(self, keys: Sequence[bytes], look: Sequence[bytes] = ()) -> dict[bytes, Place]:
         """The write lock of `begin` is the claim."""
         with translated(self.path):
-            found = self.keys.find(keys)
-            return found | self.keys.find(look) if look else found
+            return self.keys.find([*keys, *look])
 
     def savepoint(self) -> None:
         self._run_inside(self._savepoint)
@@ -223,12 +222,12 @@ class SqliteStore:
             db = self._inside()
             block = rules.summed(self._ledger, content, sources)
             after, announcement = rules.next_block(self._ledger, self.head(), block, self.confirmed())
-            keys = b"".join([entry.key for entry in content.entries])
+            keys = [entry.key for entry in content.entries]
             size = (len(content.entries), len(content.effects))
             db.execute(
                 "INSERT INTO ledger_blocks (chain, number, entries, effects, keys, content, announcement)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self._chain, after.number, *size, keys, rules.pack(content), announcement),
+                (self._chain, after.number, *size, b"".join(keys), rules.pack(content), announcement),
             )
             db.execute(
                 "UPDATE ledger_chains SET number = ?, hash = ?, state = ? WHERE chain = ?", (*after, self._chain)

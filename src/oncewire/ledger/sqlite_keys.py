@@ -19,8 +19,8 @@ class SqliteKeys:
     def __init__(self, db: sqlite3.Connection, chain: int) -> None:
         self._db = db
         self._chain = chain
-        self._recent: dict[bytes, Place] = {}
-        self._added: dict[bytes, Place] = {}
+        self._recent: dict[bytes, int] = {}
+        self._added: dict[bytes, int] = {}
         self._seen = 0
         self._seen_then = 0
         self._spilled = 0
@@ -35,14 +35,15 @@ class SqliteKeys:
         spilled, count, self._base = self._db.execute(query, (self._chain,)).fetchone()
         if spilled > self._spilled:
             self._take_runs(count)
-            self._recent = {key: place for key, place in self._recent.items() if place.block > spilled}
+            kept = key_rules.encode_place(Place(spilled + 1, 0))
+            self._recent = {key: place for key, place in self._recent.items() if place >= kept}
             self._spilled, self._seen = spilled, max(self._seen, spilled)
         rows = self._db.execute(
             "SELECT number, keys FROM ledger_blocks WHERE chain = ? AND number > ? ORDER BY number",
             (self._chain, self._seen),
         )
         for number, keys in rows:
-            self._recent.update(key_rules.places_of(number, keys))
+            self._recent.update(key_rules.places_of(number, key_rules.split_keys(keys)))
             self._seen = number
 
     def _take_runs(self, count: int) -> None:
@@ -58,15 +59,13 @@ class SqliteKeys:
 
     def find(self, keys: Sequence[bytes]) -> dict[bytes, Place]:
         """Those of the keys that are settled, with where."""
-        recent, may_have = self._recent, self._filter.may_have
-        found: dict[bytes, Place] = {}
-        for key in keys:
-            place = recent.get(key)
-            if place is None and may_have(key):
-                place = self._find_in_runs(key)
-            if place is not None and place.block > self._base:
+        recent = self._recent
+        found = {key: key_rules.decode_place(recent[key]) for key in keys if key in recent}
+        for key in self._filter.those_it_may_have(keys):
+            place = None if key in found else self._find_in_runs(key)
+            if place is not None:
                 found[key] = place
-        return found
+        return {key: place for key, place in found.items() if place.block > self._base}  # the others are forgotten
 
     def _find_in_runs(self, key: bytes) -> Place | None:
         query = "SELECT items FROM ledger_runs WHERE chain = ? AND run = ? AND first <= ? ORDER BY first DESC LIMIT 1"
@@ -77,7 +76,7 @@ class SqliteKeys:
                 return place
         return None
 
-    def add(self, number: int, keys: bytes) -> None:
+    def add(self, number: int, keys: Sequence[bytes]) -> None:
         """Keys of a block that the open transaction appends."""
         self._added.update(key_rules.places_of(number, keys))
         self._seen_then = number
