@@ -671,3 +671,68 @@ def test_a_delivery_keeps_the_order_of_its_fields_and_leaves_out_what_is_empty()
         b'"routing":{"label":"l"},"envelope":{"run_id":"r","dlq":{"original_topic":"t","original_partition":0,'
         b'"original_offset":1,"attempts":3,"last_error":"x","routed_at_ms":5}}}'
     )
+
+
+text = st.text(max_size=20)
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(text, anything, max_size=4), text, text, st.integers(0, runtime.TS_MS_MAX))
+def test_what_is_written_into_a_frame_is_what_the_whole_envelope_would_be(
+    payload: dict[str, Any], cause: str, correlation: str, ts: int
+) -> None:
+    who = runtime.Actor("biller\0", "agent")
+    rest: dict[str, Any] = {
+        "tenant": "default",
+        "workspace": "de\\mo",
+        "source": runtime.Source("biller", "o"),
+        "security_context": runtime.SecurityContext("biller", "agent"),
+    }
+    named = {
+        "causation_id": cause or "x",
+        "correlation_id": correlation or "y",
+        "trace_id": "1" * 32,
+        "span_id": "2" * 16,
+    }
+    framed = runtime.write_framed(runtime.frame("t", actor=who, **rest), payload, id_="fx.1", ts=ts, **named)
+    fixed: dict[str, Any] = {"type": "t", "schema_version": "1.0", "actor": who}
+    envelope = runtime.RuntimeEnvelope(
+        id="fx.1", ts=ts, payload=payload, idempotency_key="fx.1", **fixed, **rest, **named
+    )
+    if framed is not None:
+        assert framed == runtime.encode_runtime(envelope)
+
+
+def test_a_frame_writes_what_is_plain_and_leaves_the_rest_to_the_whole_way() -> None:
+    def written(payload: dict[str, Any], cause: str = "c") -> bytes | None:
+        frame = runtime.frame(
+            "t",
+            tenant="default",
+            workspace="demo",
+            actor=runtime.NO_ACTOR,
+            source=runtime.NO_SOURCE,
+            security_context=runtime.SecurityContext("x", "service"),
+        )
+        named = {"trace_id": "1" * 32, "span_id": "2" * 16, "causation_id": cause, "correlation_id": "c"}
+        return runtime.write_framed(frame, payload, id_="fx.1", ts=1, **named)
+
+    assert written({"order": 17, "lines": [{"cents": 1}], "note": "ä\0\n", "rate": 0.5}) is not None
+    assert [None] * 5 == [written({"a": one}) for one in (float("nan"), 2**60, b"raw", object(), "\ud800")]
+    assert written({"a": "x" * (9 * 1024 * 1024)}) is None
+    assert written({}, cause="x" * 600) is None
+
+
+def test_a_frame_refuses_what_no_envelope_may_have() -> None:
+    with pytest.raises(ContractViolation):
+        runtime.frame(
+            "",
+            tenant="default",
+            workspace="demo",
+            actor=runtime.NO_ACTOR,
+            source=runtime.NO_SOURCE,
+            security_context=runtime.SecurityContext("x", "service"),
+        )

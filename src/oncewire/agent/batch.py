@@ -23,6 +23,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, effects_of, sending_of
 from oncewire.agent.handlers import Handler
@@ -41,19 +43,23 @@ NO_HANDLER = "no_handler"
 IDENTITY_CONFLICT = "identity_conflict"
 
 
-class Item(NamedTuple):
+class Item(msgspec.Struct, frozen=True, gc=False):
     """An input in hand, read and ready to be decided on. `wrong` says why it can never be handled."""
 
     message: Message
     delivery: Delivery
     subject: str
-    carried: dict[str, str]
     input: Input | None
     handler: Handler | None
     key: bytes
     at_key: bytes
-    wrong: str
-    is_passed: bool
+    wrong: str = ""
+    is_passed: bool = False
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """The headers of the message."""
+        return self.message.headers
 
 
 @dataclass
@@ -135,6 +141,7 @@ class GroupCommit:
         self.failed: list[Attempt] = []
         self.ended: list[bytes] = []
         self.out = Settled()
+        self._work = SyncWork(store)
         self._now: dict[bytes, bytes] = {}
         self._here: set[bytes] = set()
         self._twins: list[Item] = []
@@ -248,20 +255,21 @@ class GroupCommit:
     def _handle(self, item: Item) -> None:
         assert item.input is not None
         assert item.handler is not None
-        work = SyncWork(self.store)
+        work, handler = self._work, item.handler
         context = context_of(item, work, is_async=False)
-        handler = item.handler
         start, late = len(self.sendings), len(self.delayed)
         try:
             payload = item.input.envelope.payload
             returned = handler.run(context) if handler.every_s else handler.run(context, handler.decode(payload))
-            self._add_effects(item, effects_of(returned))
+            if returned is not None:
+                self._add_effects(item, effects_of(returned))
         except Exception as error:
             del self.sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
             self.fail(item, error)
         else:
-            work.finish(is_good=True)  # an error here is the store's, not the handler's
+            if work.is_open:
+                work.finish(is_good=True)  # an error here is the store's, not the handler's
             self._now[item.key] = item.input.digest
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
@@ -281,12 +289,13 @@ class GroupCommit:
         assert item.input is not None
         if not effects:
             return
-        cause = Cause(self.limits.ledger, item.input.identity, item.input.envelope)
+        limits = self.limits
+        cause = Cause(limits.ledger, item.input.identity, item.input.envelope)
         for index, effect in enumerate(effects):
-            sending = sending_of(effect, cause, index, self.limits.stream_of(effect.subject))
-            self.limits.check_size(sending)
+            sending = sending_of(effect, cause, index, limits.stream_of(effect.subject))
+            limits.check_size(sending)
             if effect.delay_s:
-                self.delayed.append(delayed_of(effect, sending, self.limits.now_ms))
+                self.delayed.append(delayed_of(effect, sending, limits.now_ms))
             else:
                 self.sendings.append(sending)
 
@@ -317,8 +326,10 @@ class GroupCommit:
         message, delivery = item.message, item.delivery
         if delivery.deliveries > 1 or self.limits.is_careful:
             self.ended.append(item.at_key)
-        identity = item.input.identity if item.input else ""
-        digest = item.input.digest if item.input else hashlib.sha256(message.payload).digest()
+        if item.input is not None:
+            _, identity, digest = item.input
+        else:
+            identity, digest = "", hashlib.sha256(message.payload).digest()
         entry = Entry(
             key, identity, item.subject, message.payload, message.header_raw, outcome, delivery.stream,
             delivery.sequence, delivery.timestamp_ns, digest, effects, error,
@@ -326,13 +337,14 @@ class GroupCommit:
         self.entries.append(entry)
         self._here.add(item.at_key)
         self._count(outcome.value)
-        if outcome in (Outcome.TERMINATED, Outcome.DEAD):
+        if outcome is Outcome.TERMINATED or outcome is Outcome.DEAD:
             self.out.terms.append((message, error))
         else:
             self.out.acks.append(message)
 
     def _count(self, what: str) -> None:
-        self.out.counts[what] = self.out.counts.get(what, 0) + 1
+        counts = self.out.counts
+        counts[what] = counts.get(what, 0) + 1
 
 
 def _waits(item: Item) -> bool:
@@ -341,17 +353,10 @@ def _waits(item: Item) -> bool:
 
 def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
     assert item.input is not None
-    delivery = item.delivery
+    envelope, identity, _ = item.input
+    at = item.delivery
     return Context(
-        item.input.envelope,
-        item.input.identity,
-        subject=item.subject,
-        stream=delivery.stream,
-        sequence=delivery.sequence,
-        consumer=delivery.consumer,
-        deliveries=delivery.deliveries,
-        work=work,
-        is_async=is_async,
+        envelope, identity, item.subject, at.stream, at.sequence, at.consumer, at.deliveries, work, is_async=is_async
     )
 
 

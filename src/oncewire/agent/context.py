@@ -48,13 +48,13 @@ class Context:
         self,
         envelope: RuntimeEnvelope,
         identity: str,
-        *,
         subject: str,
         stream: str,
         sequence: int,
         consumer: str,
         deliveries: int,
         work: Work,
+        *,
         is_async: bool,
     ) -> None:
         self.envelope = envelope

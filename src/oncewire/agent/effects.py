@@ -111,10 +111,42 @@ def _carried_on(subject: str, tenant: str, workspace: str) -> tuple[Family | Non
 def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
     found, address = _carried_on(effect.subject, cause.ledger.tenant, cause.ledger.workspace)
     if found is Family.RUNTIME:
-        return runtime.encode_runtime(_envelope(effect, cause, id_, address))
+        return _runtime_body(effect, cause, id_, address)
     if found is Family.MESSAGE:
         return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
     return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
+
+
+@lru_cache(maxsize=4096)
+def _frame(ledger: Ledger, address: subjects.Address, type_: str) -> runtime.Frame:
+    """What is the same for all effects of an agent on a subject, written and checked once."""
+    agent = ledger.agent
+    return runtime.frame(
+        type_ or ".".join(address.rest),
+        tenant=address.tenant,
+        workspace=address.workspace,
+        actor=Actor(agent, "agent"),
+        source=EnvelopeSource(agent, ADAPTER),
+        security_context=SecurityContext(agent, "agent"),
+    )
+
+
+def _runtime_body(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> bytes:
+    input_ = cause.envelope
+    payload = effect.payload
+    body = None
+    if type(payload) is dict:
+        body = runtime.write_framed(
+            _frame(cause.ledger, address, effect.type),
+            payload,
+            id_=id_,
+            ts=input_.ts,
+            trace_id=input_.trace_id,
+            span_id=_span(id_),
+            causation_id=input_.id,
+            correlation_id=input_.correlation_id or input_.id,
+        )
+    return runtime.encode_runtime(_envelope(effect, cause, id_, address)) if body is None else body
 
 
 def _envelope(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> RuntimeEnvelope:

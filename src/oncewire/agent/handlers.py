@@ -83,16 +83,21 @@ def decoder_of(hint: Any) -> Callable[[dict[str, Any]], Any]:
         return lambda payload: payload
     if hasattr(hint, "model_validate"):
         return lambda payload: _pydantic(hint, payload)
-    return lambda payload: _converted(hint, payload)
+    return _converter(hint)
 
 
-def _converted(hint: Any, payload: dict[str, Any]) -> Any:
-    try:
-        return msgspec.convert(payload, hint)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$")
-        field = path.rstrip("`").lstrip(".")
-        raise ContractViolation(f"payload{'.' + field if field else ''}: {text}", field=field) from None
+def _converter(hint: Any) -> Callable[[dict[str, Any]], Any]:
+    convert = msgspec.convert
+
+    def converted(payload: dict[str, Any]) -> Any:
+        try:
+            return convert(payload, hint)
+        except msgspec.ValidationError as error:
+            text, _, path = str(error).partition(" - at `$")
+            field = path.rstrip("`").lstrip(".")
+            raise ContractViolation(f"payload{'.' + field if field else ''}: {text}", field=field) from None
+
+    return converted
 
 
 def _pydantic(hint: Any, payload: dict[str, Any]) -> Any:

@@ -10,15 +10,16 @@ from oncewire.agent.batch import Item
 from oncewire.agent.handlers import Handler, find_handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids
-from oncewire.contracts.inputs import Input, read_input
+from oncewire.contracts.inputs import Input, read_closely, read_complete
 from oncewire.errors import ContractViolation
 from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import Message, parse_headers, parse_time_ns
-from oncewire.jetstream.pull import parse_reply
+from oncewire.jetstream.protocol import Message, parse_time_ns
+from oncewire.jetstream.pull import Delivery, parse_reply
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 
 SUBJECTS_MAX = 10_000
+_REPLAY_FOR = names.REPLAY_FOR.encode()
 
 
 class Reading:
@@ -41,20 +42,21 @@ class Reading:
         subject, handler = self._known.get(message.subject_raw) or self._look_up(message)
         stream = delivery.stream
         at_key = rules.position_key(self._agent, stream, self._created[stream], delivery.sequence)
-        carried = parse_headers(message.header_raw) if message.header_raw else {}
-        meant_for = carried.get(names.REPLAY_FOR) if carried else None
-        if meant_for and meant_for != delivery.consumer:
-            return Item(message, delivery, subject, carried, None, handler, b"", at_key, "", True)
-        origin = ids.Origin(stream, self._created_ns[stream], delivery.sequence, delivery.timestamp_ns)
-        found: Input | None = None
-        wrong = ""
-        key = b""
+        if _REPLAY_FOR in message.header_raw:
+            meant_for = message.headers.get(names.REPLAY_FOR)
+            if meant_for and meant_for != delivery.consumer:
+                return Item(message, delivery, subject, None, handler, b"", at_key, is_passed=True)
         try:
-            found = read_input(message.payload, subject=subject, origin=origin, carried=carried)
-            key = rules.identity_key(self._agent, found.identity)
+            found = read_complete(message.payload, subject) or self._read_closely(message, delivery, subject)
         except ContractViolation as violation:
             wrong = f"{violation.code}: {violation.message}"
-        return Item(message, delivery, subject, carried, found, handler, key, at_key, wrong, False)
+            return Item(message, delivery, subject, None, handler, b"", at_key, wrong)
+        return Item(message, delivery, subject, found, handler, rules.identity_key(self._agent, found.identity), at_key)
+
+    def _read_closely(self, message: Message, delivery: Delivery, subject: str) -> Input:
+        stream = delivery.stream
+        origin = ids.Origin(stream, self._created_ns[stream], delivery.sequence, delivery.timestamp_ns)
+        return read_closely(message.payload, subject=subject, origin=origin, carried=message.headers)
 
     def _look_up(self, message: Message) -> tuple[str, Handler | None]:
         subject = message.subject

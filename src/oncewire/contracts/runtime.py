@@ -20,7 +20,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from oncewire.contracts import canonical, headers, ids, subjects, trace
 from oncewire.contracts.codec import (
+    BODY_BYTES_MAX,
     ENCODE,
+    ID_CHARS_MAX,
     Contract,
     read_payload,
     read_whole,
@@ -149,7 +151,7 @@ def open_runtime(
 
 
 def open_complete(body: bytes, subject: str) -> tuple[RuntimeEnvelope, bytes] | None:
-    """What `open_runtime` gives, in one go, for a message that needs nothing from where it stands. None: look closer."""
+    """What `open_runtime` gives, in one go, if the message needs nothing from where it stands. None: look closer."""
     envelope = read_whole(_WHOLE, body)
     if envelope is None or not _is_complete(envelope, subjects.parse(subject)):
         return None
@@ -180,6 +182,61 @@ def encode_runtime(envelope: RuntimeEnvelope) -> bytes:
     check_printable(NAME, "id", envelope.id)
     check_printable(NAME, "idempotency_key", envelope.idempotency_key)
     return body
+
+
+Frame = tuple[bytes, ...]
+"""The text of an envelope around the eight fields that change from message to message."""
+_HOLE = msgspec.Raw(b"\0")
+"""No JSON text has this byte: the encoder escapes it in strings."""
+_PAYLOAD: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(Payload)
+
+
+def frame(
+    type_: str, *, tenant: str, workspace: str, actor: Actor, source: Source, security_context: SecurityContext
+) -> Frame:
+    """What the messages of one sender on one subject share, checked by `encode_runtime` and written once."""
+    sample = RuntimeEnvelope(
+        id="x", ts=0, type=type_, schema_version=VERSION, trace_id="", span_id="", tenant=tenant, workspace=workspace,
+        actor=actor, payload={}, idempotency_key="x", source=source, security_context=security_context,
+        causation_id="x", correlation_id="x",
+    )  # fmt: skip
+    encode_runtime(sample)
+    varying = ("id", "ts", "trace_id", "span_id", "payload", "idempotency_key", "causation_id", "correlation_id")
+    return tuple(ENCODE(msgspec.structs.replace(sample, **dict.fromkeys(varying, _HOLE))).split(b"\0"))
+
+
+def write_framed(
+    around: Frame,
+    payload: dict[str, Any],
+    *,
+    id_: str,
+    ts: int,
+    trace_id: str,
+    span_id: str,
+    causation_id: str,
+    correlation_id: str,
+) -> bytes | None:
+    """What `encode_runtime` would write, at a third of its cost. None: let that look closer, and say what is wrong.
+
+    `id_` and the trace are our own; `ts` and the ids of the cause stood in an envelope that was read.
+    """
+    try:
+        written = ENCODE(payload)
+        if _PAYLOAD.decode(written) != payload:  # the encoder makes null of NaN, for one
+            return None
+        cause = ENCODE(causation_id)
+        correlation = cause if correlation_id is causation_id else ENCODE(correlation_id)
+        name = id_.encode()
+        trace_text, span_text = trace_id.encode(), span_id.encode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+    if max(len(causation_id), len(correlation_id)) > ID_CHARS_MAX:
+        return None
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = around
+    body = b'%b"%b"%b%d%b"%b"%b"%b"%b%b%b"%b"%b%b%b%b%b' % (
+        p0, name, p1, ts, p2, trace_text, p3, span_text, p4, written, p5, name, p6, cause, p7, correlation, p8,
+    )  # fmt: skip
+    return body if len(body) <= BODY_BYTES_MAX else None
 
 
 def fill(

@@ -74,15 +74,23 @@ def parse_reply(reply: bytes) -> Delivery:
     """`$JS.ACK.` stream, consumer, deliveries, stream sequence, consumer sequence, time, pending. Newer servers put
     domain and account before them and may add tokens behind."""
     tokens = reply.split(b".")
-    shift = 0 if len(tokens) == 9 else 2
-    if len(tokens) < 9 + shift or tokens[0] != b"$JS" or tokens[1] != b"ACK":
-        raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
+    if len(tokens) != 9:
+        tokens = tokens[:2] + tokens[4:11]
     try:
-        numbers = [int(token) for token in tokens[4 + shift : 9 + shift]]
-        stream, consumer = tokens[2 + shift].decode(), tokens[3 + shift].decode()
+        js, ack, stream, consumer, deliveries, sequence, consumer_sequence, timestamp_ns, pending = tokens
+        if js == b"$JS" and ack == b"ACK":
+            return Delivery(
+                stream.decode(),
+                consumer.decode(),
+                int(deliveries),
+                int(sequence),
+                int(consumer_sequence),
+                int(timestamp_ns),
+                int(pending),
+            )
     except ValueError:
-        raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery") from None
-    return Delivery(stream, consumer, numbers[0], numbers[1], numbers[2], numbers[3], numbers[4])
+        pass
+    raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
 
 
 def nak_verb(delay_s: float = 0.0) -> bytes:

@@ -52,7 +52,7 @@ class Outcome(StrEnum):
     PASSED = "passed"
 
 
-COUNTED: Final = frozenset({Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD})
+COUNTED: Final = (Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD)
 """The outcomes that are part of the state hash: a duplicate or a replay for somebody else changes nothing."""
 
 
@@ -210,14 +210,9 @@ def _position_head(agent: str, stream: str, created: str) -> bytes:
 
 def element(agent: str, entry: Entry) -> bytes:
     """What an entry adds to the state hash: identity, subject, content and outcome, not where it stood."""
-    identity = entry.identity
-    head = f"{len(agent)}:{agent}{len(identity)}:{identity}{_counted_as(entry.subject, entry.outcome)}"
+    identity, subject = entry.identity, entry.subject
+    head = f"{len(agent)}:{agent}{len(identity)}:{identity}{len(subject)}:{subject}{entry.outcome}"
     return hashlib.blake2b(head.encode("utf-8", "surrogatepass") + entry.digest, digest_size=STATE_BYTES).digest()
-
-
-@lru_cache(maxsize=4096)
-def _counted_as(subject: str, outcome: Outcome) -> str:
-    return f"{len(subject)}:{subject}{outcome}"
 
 
 def position_element(entry: Entry) -> bytes:
@@ -238,13 +233,12 @@ def add(state: bytes, elements: Sequence[bytes]) -> bytes:
 
 def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
     """Closed ranges that cover exactly these numbers."""
-    found: list[tuple[int, int]] = []
-    for number in sorted(set(sequences)):
-        if found and found[-1][1] == number - 1:
-            found[-1] = (found[-1][0], number)
-        else:
-            found.append((number, number))
-    return found
+    ordered = sorted(set(sequences))
+    if not ordered:
+        return []
+    ends = [at for at, number in enumerate(ordered[1:]) if number != ordered[at] + 1]
+    starts = [0, *(at + 1 for at in ends)]
+    return [(ordered[first], ordered[last]) for first, last in zip(starts, [*ends, -1], strict=True)]
 
 
 def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
@@ -256,9 +250,11 @@ def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[I
 
 
 def _inputs(stream: str, entries: list[Entry], source: Source) -> Inputs:
-    by_outcome: dict[Outcome, list[int]] = {}
-    for entry in entries:
-        by_outcome.setdefault(entry.outcome, []).append(entry.sequence)
+    by_outcome = {
+        outcome: [entry.sequence for entry in entries if entry.outcome is outcome]
+        for outcome in Outcome
+        if any(entry.outcome is outcome for entry in entries)
+    }
     return Inputs(
         stream,
         source.created,
@@ -293,7 +289,8 @@ class Summed(NamedTuple):
 
 
 def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
-    counted = [element(ledger.name, entry) for entry in content.entries if entry.outcome in COUNTED]
+    name = ledger.name
+    counted = [element(name, entry) for entry in content.entries if entry.outcome in COUNTED]
     ids = [effect.id for effect in content.effects]
     return Summed(inputs_of(content.entries, sources), ids, add(NO_STATE, counted))
 
