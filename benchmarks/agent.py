@@ -5,7 +5,12 @@
     FastStream        the same handler, no ledger at all: nothing is kept once
     oncewire          the agent as `oncewire agent run` runs it
 
-Each figure counts inputs whose effect stands in its stream and whose ack the server has taken.
+Each figure counts inputs whose effect stands in its stream and whose ack the server has taken; the clock starts when
+the contender is connected and its ledger is open.
+
+    python -m benchmarks.agent default always   the table, with the server's own sync and with `always`
+    python -m benchmarks.agent queue            input from a work queue under `always`: the server syncs for each ack
+    python -m benchmarks.agent growth           the same agent with ten thousand and with a million inputs in its ledger
 """
 
 from __future__ import annotations
@@ -15,8 +20,10 @@ import contextlib
 import importlib.util
 import itertools
 import sqlite3
+import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +37,24 @@ from oncewire.agent import Agent, Effect
 from oncewire.agent.batch import GroupCommit, Limits
 from oncewire.agent.outflow import Targets, now_ms
 from oncewire.agent.read import Reading
-from oncewire.agent.run import Runner
+from oncewire.agent.run import Runner, own_the_process
 from oncewire.agent.sources import open_source
 from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
 from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.protocol import Message, encode_headers
+from oncewire.ledger.rules import Content, Entry, Outcome, identity_key
+from oncewire.ledger.rules import Source as LedgerSource
 from oncewire.ledger.sqlite import SqliteStore
+from oncewire.ledger.store import Mark
 from oncewire.topology import init_streams
 from tests.support.nats import nats_server
 
-INPUTS = 20_000
+INPUTS = 60_000
+INPUTS_NATS_PY = 10_000
 INPUTS_PLAIN = 1_000
+COMMANDS = 5_000
+SMALL_LEDGER, LARGE_LEDGER = 10_000, 1_000_000
+GROWTH_MAX = 1.25
 ROUNDS = 3
 BATCH = 1_000
 IN = "evt.default.bench.orders.placed"
@@ -89,22 +103,39 @@ class Bench:
     def file(self) -> str:
         return str(self.folder / f"ledger{next(self.numbers)}.db")
 
-    async def all_acked(self, consumer: str, count: int) -> None:
+    async def all_acked(self, consumer: str, count: int, stream: str = "MESHFORGE_EVENTS") -> None:
         while True:
-            info = await self.client.api(f"CONSUMER.INFO.MESHFORGE_EVENTS.{consumer}")
+            info = await self.client.api(f"CONSUMER.INFO.{stream}.{consumer}")
             if info["ack_floor"]["consumer_seq"] >= count:
                 return
             await asyncio.sleep(0.005)
 
     async def ours(self) -> float:
-        agent = Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH)
-        agent.on(IN)(handle)
-        started = time.perf_counter()
-        async with Runner(agent, self.client, SqliteStore(self.file())) as runner:
-            while runner.counts.get("done", 0) < INPUTS:
+        return await self.run_agent(Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH), self.file())
+
+    async def run_agent(self, agent: Agent, path: str, subject: str = IN, count: int = INPUTS) -> float:
+        stream = "MESHFORGE_COMMANDS" if subject.startswith("cmd.") else "MESHFORGE_EVENTS"
+        agent.on(subject)(handle)
+        async with Runner(agent, self.client, SqliteStore(path)) as runner:
+            started = time.perf_counter()
+            while runner.counts.get("done", 0) < count:
                 await asyncio.sleep(0.005)
-            await self.all_acked(f"default_bench_{agent.name}_consumer", INPUTS)
-            return INPUTS / (time.perf_counter() - started)
+            await self.all_acked(f"default_bench_{agent.name}_consumer", count, stream)
+            return count / (time.perf_counter() - started)
+
+    async def from_a_work_queue(self) -> float:
+        """The same agent on `cmd.>`: each ack removes a message, which the server syncs."""
+        agent = Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH)
+        subject = f"cmd.default.bench.{agent.name}.charge"
+        commands = [Outgoing(subject, body(number), f"{agent.name}-{number}") for number in range(COMMANDS)]
+        await self.client.publish_all(commands)
+        return await self.run_agent(agent, self.file(), subject, COMMANDS)
+
+    async def with_rows(self, rows: int) -> float:
+        agent = Agent(f"bench{next(self.numbers)}", workspace="bench", batch=BATCH)
+        path = self.file()
+        await asyncio.to_thread(fill, path, agent.name, rows)
+        return await self.run_agent(agent, path)
 
     async def plain(self) -> float:
         """What a user would write: look, handle, record, publish, ack, one message at a time."""
@@ -150,7 +181,7 @@ class Bench:
         loop = asyncio.get_running_loop()
         started = time.perf_counter()
         count = 0
-        while count < INPUTS:
+        while count < INPUTS_NATS_PY:
             fetched = await subscription.fetch(BATCH)
             items = reading.read([_message(one) for one in fetched])
             limits = Limits(ledger, 5, targets.stream_of, targets.check_size, now_ms())
@@ -167,11 +198,11 @@ class Bench:
                 await message.ack()
             count += len(fetched)
         await self.other.flush()
-        await self.all_acked(consumer, INPUTS)
+        await self.all_acked(consumer, INPUTS_NATS_PY)
         elapsed = time.perf_counter() - started
         store.close()
         await subscription.unsubscribe()
-        return INPUTS / elapsed
+        return count / elapsed
 
     async def faststream(self) -> float:
         """The same handler in FastStream, which keeps no ledger: a crash doubles or loses."""
@@ -210,30 +241,83 @@ def _message(one: Any) -> Message:
     return Message(0, one.subject.encode(), one.reply.encode(), header, one.data)
 
 
-async def run(url: str, sync: str, wanted: float) -> None:
+def fill(path: str, agent: str, rows: int) -> None:
+    """A ledger that has settled so many inputs before, all of them published."""
+    store = SqliteStore(path)
+    name = store.open("default", "bench", agent).name
+    source = LedgerSource("BENCH", "2026-01-01T00:00:00Z", "bench", ("bench",), 1, False)
+    for first in range(0, rows, BATCH):
+        numbers = range(first + 1, first + BATCH + 1)
+        entries = [
+            Entry(
+                identity_key(name, f"old:{one}"), f"old:{one}", "bench", b"{}", b"", Outcome.DONE, "BENCH", one, one,
+                bytes(32), 0,
+            )
+            for one in numbers
+        ]  # fmt: skip
+        store.begin()
+        number = store.append(Content(entries, [], 1, {}), {"BENCH": source}, []).number
+        store.mark([Mark(number, 0, 0, "LEDGER", number)])
+        store.commit()
+    store.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Bench]:
     other = await nats.connect(url)
     async with oncewire.connect(url) as client:
         await init_streams(client)
         await client.publish_all([Outgoing(IN, body(number), f"in-{number}") for number in range(INPUTS)])
         with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(client, other, Path(folder))
-            contenders = {"plain loop": bench.plain, "on nats-py": bench.on_nats_py, "oncewire": bench.ours}
-            if importlib.util.find_spec("faststream"):
-                contenders["FastStream, no ledger"] = bench.faststream
-            runs = await take_turns(contenders, ROUNDS)
-        print(table(f"inputs with one effect, {sync}", runs, "plain loop"))
-        print(verdict("oncewire against the plain loop", ratio(runs, "oncewire", "plain loop")[0], 20))
-        print(verdict("oncewire against the protocol on nats-py", ratio(runs, "oncewire", "on nats-py")[0], wanted))
+            yield Bench(client, other, Path(folder))
     with contextlib.suppress(Exception):
         await other.close()
 
 
-def main() -> None:
-    with nats_server() as server:
-        uvloop.run(run(server.url, "server default", 4))
-    with nats_server(sync_always=True) as server:
-        uvloop.run(run(server.url, "sync_interval: always", 10))
+async def compare(url: str, sync: str, wanted: float) -> None:
+    async with opened(url) as bench:
+        contenders = {"plain loop": bench.plain, "on nats-py": bench.on_nats_py, "oncewire": bench.ours}
+        if importlib.util.find_spec("faststream"):
+            contenders["FastStream, no ledger"] = bench.faststream
+        runs = await take_turns(contenders, ROUNDS)
+    print(table(f"inputs with one effect, {sync}", runs, "plain loop"))
+    print(verdict("oncewire against the plain loop", ratio(runs, "oncewire", "plain loop")[0], 20))
+    print(verdict("oncewire against the protocol on nats-py", ratio(runs, "oncewire", "on nats-py")[0], wanted))
+
+
+async def queue(url: str) -> None:
+    async with opened(url) as bench:
+        runs = await take_turns({"from evt.>": bench.ours, "from a work queue": bench.from_a_work_queue}, ROUNDS)
+    print(table("oncewire, sync_interval: always", runs, "from evt.>"))
+
+
+async def growth(url: str) -> None:
+    async with opened(url) as bench:
+        small, large = f"{SMALL_LEDGER:,} inputs in the ledger", f"{LARGE_LEDGER:,} inputs in the ledger"
+        contenders = {small: lambda: bench.with_rows(SMALL_LEDGER), large: lambda: bench.with_rows(LARGE_LEDGER)}
+        runs = await take_turns(contenders, ROUNDS)
+    print(table("oncewire, server default", runs, small))
+    cost = ratio(runs, small, large)[0]
+    reached = "reached" if cost <= GROWTH_MAX else "NOT REACHED"
+    print(f"  {reached}: an input costs {cost:.2f}× with {large} (at most {GROWTH_MAX}×)")
+
+
+def main(*pieces: str) -> None:
+    own_the_process()
+    wanted = pieces or ("default", "always", "queue", "growth")
+    if "default" in wanted:
+        with nats_server() as server:
+            uvloop.run(compare(server.url, "server default", 4))
+    if "always" in wanted:
+        with nats_server(sync_always=True) as server:
+            uvloop.run(compare(server.url, "sync_interval: always", 10))
+    if "queue" in wanted:
+        with nats_server(sync_always=True) as server:
+            uvloop.run(queue(server.url))
+    if "growth" in wanted:
+        with nats_server() as server:
+            uvloop.run(growth(server.url))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

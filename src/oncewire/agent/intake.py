@@ -178,7 +178,8 @@ class Intake:
         self._changed.clear()
 
     def _next_batch(self) -> tuple[list[Item], list[int]]:
-        """What may run now: those that waited first, then what arrived, up to a batch."""
+        """What may run now: those that waited first, then what arrived, up to a batch: one block's effects are then
+        one atomic batch."""
         size = 1 if self.is_careful else self.pace.batch
         items: list[Item] = []
         tokens: list[int] = []
@@ -187,7 +188,7 @@ class Intake:
             item, token = self.ready.popleft()
             items.append(item)
             tokens.append(token)
-        while self.queue and len(items) < size:
+        while self.queue and (not items or len(items) + len(self.queue[0][0]) <= size):
             messages, token = self.queue.popleft()
             items += self._sift(self.reading.read(messages))
             tokens.append(token)

@@ -32,6 +32,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -60,6 +61,8 @@ from oncewire.settings import Settings
 log = logging.getLogger("oncewire.agent")
 
 DRAIN_S = 30.0
+SWITCH_S = 0.001
+"""So long one thread may hold the interpreter while another waits for it, where a process is the agent's alone."""
 
 
 class Runner:
@@ -290,3 +293,9 @@ async def running(agent: Agent, client: Client, store: Store, **options: Any) ->
     """An agent inside somebody's own service; the lifespan hook is around it."""
     async with agent.lifespan(agent), Runner(agent, client, store, **options) as runner:
         yield runner
+
+
+def own_the_process() -> None:
+    """For a process that does nothing but run an agent. The loop reads and writes the socket while the ledger's thread
+    computes; at Python's own 5 ms each of its turns would wait longer than it takes, and the server with it."""
+    sys.setswitchinterval(SWITCH_S)

@@ -20,6 +20,7 @@ from oncewire.agent import sources as durables
 from oncewire.agent import status as looking
 from oncewire.agent.replay import Difference, Report, recompute_hash
 from oncewire.agent.replay import replay as run_again
+from oncewire.agent.run import own_the_process
 from oncewire.agent.status import Status
 from oncewire.cli import face
 from oncewire.cli.board import Board
@@ -103,6 +104,7 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     """
     settings = face.load_here(flags).settings
     found, store = _opened(target, store_url, schema)
+    own_the_process()
     face.run(_run(found, store, settings, as_json))
 
 
