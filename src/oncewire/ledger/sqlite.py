@@ -232,8 +232,9 @@ class SqliteStore:
             db.execute(
                 "UPDATE ledger_chains SET number = ?, hash = ?, state = ? WHERE chain = ?", (*after, self._chain)
             )
-            rows = [(one.sending.id, self._agent, one.due_ms, _encode(one.sending)) for one in delayed]
-            db.executemany("INSERT OR IGNORE INTO ledger_delayed VALUES (?, ?, ?, ?)", rows)
+            if delayed:
+                rows = [(one.sending.id, self._agent, one.due_ms, _encode(one.sending)) for one in delayed]
+                db.executemany("INSERT OR IGNORE INTO ledger_delayed VALUES (?, ?, ?, ?)", rows)
             self.keys.add(after.number, keys)
             return Appended(after.number, announcement)
 
@@ -249,7 +250,8 @@ class SqliteStore:
     def _advance(self) -> None:
         """Move `confirmed` over blocks that are covered by marks, whoever wrote them; old marks go."""
         db = self.connection
-        start, streams = self.confirmed().block, self.confirmed().streams
+        confirmed = self.confirmed()
+        start, streams = confirmed.block, confirmed.streams
         at = rules.confirmed_up_to(start, self._blocks_after(start), self._marks())
         if at == start:
             return
