@@ -178,6 +178,11 @@ class Connection:
         """Connected, with room to write and not about to move."""
         return self._ready.is_set() and self.state is State.CONNECTED
 
+    @property
+    def takes_requests(self) -> bool:
+        """Connected and not about to move: a small request may go out behind larger writes that still wait."""
+        return self.state is State.CONNECTED and not self._is_moving
+
     async def ready(self, deadline: float) -> None:
         """Wait until there is a server that takes data. `deadline` is on the monotonic clock."""
         while not self.is_ready:

@@ -256,17 +256,22 @@ class Pull:
             self._request(self._batch)
 
     def _request(self, count: int) -> None:
-        self._requests += 1
-        self._owed += count
-        reply = self._inbox + b"%d" % self._requests
+        reply = self._inbox + b"%d" % (self._requests + 1)
         body = msgspec.json.encode({"batch": count, **self._terms})
         self._connection.write(protocol.encode_pub(self._next, reply, body))
+        self._requests += 1
+        self._owed += count
 
     def ask(self, count: int) -> None:
-        """Ask for so many more, at most one batch. Does nothing while the server cannot hear it: ask again later."""
+        """Ask for so many more, at most one batch. Does nothing while the server cannot hear it: ask again later.
+
+        It does not wait for room to write: who asks by hand asks before its own publishes are out, and would have no
+        other occasion until something arrives.
+        """
         is_able = not self._is_closed and self._error is None and not self._is_probing and self._ask_timer is None
-        if count > 0 and is_able and self._connection.is_ready:
-            self._request(min(count, self._batch))
+        if count > 0 and is_able and self._connection.takes_requests:
+            with contextlib.suppress(Unavailable):  # too much waits for the server, or it is just gone
+                self._request(min(count, self._batch))
 
     @property
     def expected(self) -> int:
