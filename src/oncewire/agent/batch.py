@@ -327,7 +327,7 @@ class GroupCommit:
         if delivery.deliveries > 1 or self.limits.is_careful:
             self.ended.append(item.at_key)
         if item.input is not None:
-            _, identity, digest = item.input
+            identity, digest = item.input.identity, item.input.digest
         else:
             identity, digest = "", hashlib.sha256(message.payload).digest()
         entry = Entry(
@@ -353,11 +353,11 @@ def _waits(item: Item) -> bool:
 
 def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
     assert item.input is not None
-    envelope, identity, _ = item.input
-    at = item.delivery
+    input_, at = item.input, item.delivery
     return Context(
-        envelope, identity, item.subject, at.stream, at.sequence, at.consumer, at.deliveries, work, is_async=is_async
-    )
+        input_.envelope, input_.identity, item.subject, at.stream, at.sequence, at.consumer, at.deliveries, work,
+        is_async=is_async,
+    )  # fmt: skip
 
 
 def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:

@@ -82,11 +82,20 @@ def effects_of(returned: object) -> list[Effect]:
 
 def sending_of(effect: Effect, cause: Cause, index: int, stream: str) -> Sending:
     """The message of an effect, under its stable id."""
-    ledger = cause.ledger
+    ledger, input_ = cause.ledger, cause.envelope
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
+    span = _span(id_)
+    frame = _frame(ledger, effect.subject, effect.type)
+    body = None
+    if frame is not None and type(effect.payload) is dict:
+        caused = input_.id
+        body = runtime.write_framed(
+            frame, effect.payload, id_, input_.ts, input_.trace_id, span, caused, input_.correlation_id or caused
+        )
+    if body is None:
+        body = _body(effect, cause, id_)
     headers = dict(effect.headers) if effect.headers else None
-    trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
-    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream, trace)
+    return Sending(id_, effect.subject, body, headers, stream, f"00-{input_.trace_id}-{span}-01")
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
@@ -108,18 +117,12 @@ def _carried_on(subject: str, tenant: str, workspace: str) -> tuple[Family | Non
     return found, subjects.Address("", tenant, workspace, (subject,))
 
 
-def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
-    found, address = _carried_on(effect.subject, cause.ledger.tenant, cause.ledger.workspace)
-    if found is Family.RUNTIME:
-        return _runtime_body(effect, cause, id_, address)
-    if found is Family.MESSAGE:
-        return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
-    return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
-
-
 @lru_cache(maxsize=4096)
-def _frame(ledger: Ledger, address: subjects.Address, type_: str) -> runtime.Frame:
-    """What is the same for all effects of an agent on a subject, written and checked once."""
+def _frame(ledger: Ledger, subject: str, type_: str) -> runtime.Frame | None:
+    """What is the same for all effects of an agent on a subject, written and checked once; None: another envelope."""
+    found, address = _carried_on(subject, ledger.tenant, ledger.workspace)
+    if found is not Family.RUNTIME:
+        return None
     agent = ledger.agent
     return runtime.frame(
         type_ or ".".join(address.rest),
@@ -131,22 +134,13 @@ def _frame(ledger: Ledger, address: subjects.Address, type_: str) -> runtime.Fra
     )
 
 
-def _runtime_body(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> bytes:
-    input_ = cause.envelope
-    payload = effect.payload
-    body = None
-    if type(payload) is dict:
-        body = runtime.write_framed(
-            _frame(cause.ledger, address, effect.type),
-            payload,
-            id_=id_,
-            ts=input_.ts,
-            trace_id=input_.trace_id,
-            span_id=_span(id_),
-            causation_id=input_.id,
-            correlation_id=input_.correlation_id or input_.id,
-        )
-    return runtime.encode_runtime(_envelope(effect, cause, id_, address)) if body is None else body
+def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
+    found, address = _carried_on(effect.subject, cause.ledger.tenant, cause.ledger.workspace)
+    if found is Family.RUNTIME:
+        return runtime.encode_runtime(_envelope(effect, cause, id_, address))
+    if found is Family.MESSAGE:
+        return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
+    return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
 
 
 def _envelope(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> RuntimeEnvelope:

@@ -55,7 +55,7 @@ def _hashed(kind: str, *parts: str | int) -> str:
 def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:
     """`Nats-Msg-Id` of the effect number `index` of one input of an agent."""
     text = b"%b,%b,%d]" % (_effect_head(tenant, workspace, agent), _text(identity), index)
-    return f"fx.{hashlib.sha256(text).hexdigest()[:_HEX_CHARS]}"
+    return "fx." + hashlib.sha256(text).hexdigest()[:_HEX_CHARS]
 
 
 @lru_cache(maxsize=256)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from oncewire.contracts import catalog, ids, message, runtime, subjects, trace
 from oncewire.contracts.headers import Headers
@@ -22,7 +24,7 @@ _ROLE: dict[ActorKind, PrincipalType] = {"HUMAN": "user", "AGENT": "agent", "SYS
 _KIND: dict[str, ActorKind] = {"user": "HUMAN", "agent": "AGENT", "system": "SYSTEM", "service": "SYSTEM"}
 
 
-class Input(NamedTuple):
+class Input(Struct, frozen=True, gc=False):
     """A message, ready for a handler. `digest` is over type and payload: what it says, not where it stands."""
 
     envelope: RuntimeEnvelope

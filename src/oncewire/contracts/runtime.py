@@ -208,7 +208,6 @@ def frame(
 def write_framed(
     around: Frame,
     payload: dict[str, Any],
-    *,
     id_: str,
     ts: int,
     trace_id: str,
