@@ -1,0 +1,189 @@
+"""`oncewire broker`: queues over HTTP, and a look into their log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from oncewire import http
+from oncewire.broker.engine import Limits, Router
+from oncewire.broker.local import open_local
+from oncewire.broker.log import inspect as looking
+from oncewire.broker.routes import BrokerRoutes
+from oncewire.broker.wire import Sizes
+from oncewire.cli import face
+from oncewire.cli.board import Board
+from oncewire.errors import Refused
+from oncewire.settings import Settings, split_address
+
+if TYPE_CHECKING:
+    from oncewire.broker.log.inspect import LogShown
+
+LIMITS = [f"broker_{name}" for name in (*Limits.__struct_fields__, *Sizes.__struct_fields__)]
+
+
+@click.group()
+def broker() -> None:
+    """Queues over HTTP: topics, groups, leases, retries, idempotency.
+
+    \b
+    Examples:
+      oncewire broker run --wal ./queue
+      curl -X POST 'localhost:8080/v1/topics?name=orders'
+      curl -X POST 'localhost:8080/v1/produce?topic=orders&value=hello'
+      curl -N 'localhost:8080/v1/consume?topic=orders&group=g1&owner=me'
+    """
+
+
+@broker.command()
+@click.option("--engine", "broker_engine", help="What keeps the messages [default local].")
+@click.option("--listen", "broker_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8080].")
+@click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
+@click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
+@face.setting_options(*LIMITS, "broker_router_ms_max")
+@face.command
+def run(*, as_json: bool, **flags: Any) -> None:
+    """Serve until Ctrl-C or SIGTERM.
+
+    \b
+    Examples:
+      oncewire broker run --wal ./queue
+      oncewire broker run --listen 127.0.0.1:9000 --wal ./queue --broker-lease-ms 30000 --json
+    \b
+    With --wal, what was answered survives a power cut. It listens on this machine only.
+    """
+    face.run(_run(face.load(flags).settings, Board(as_json)))
+
+
+async def _run(settings: Settings, board: Board) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(settings) as (server, routes):
+        host, _ = _address(settings)
+        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+        where = (
+            f"its log in {settings.broker_wal}" if settings.broker_wal else "in memory: a restart forgets everything"
+        )
+        board.line(f"broker on {url}, {where}")
+        board.event("serving", url=url, wal=settings.broker_wal, wal_enabled=routes.engine.is_durable)
+        await stop.wait()
+    board.line("stopped")
+    board.event("end", answers=sum(server.answers.values()))
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
+    """A broker that listens. At the end requests in hand are answered before the log is closed."""
+    host, port = _address(settings)
+    engine = await open_local(
+        Path(settings.broker_wal) if settings.broker_wal else None,
+        limits=_of(Limits, settings),
+        router=load_router(settings.broker_router) if settings.broker_router else None,
+        router_timeout_ms=settings.broker_router_ms_max,
+    )
+    try:
+        routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
+        server = routes.server = http.Server(routes.routes(), http.limits_of(settings))
+        await server.start(host, port)
+        try:
+            yield server, routes
+        finally:
+            await server.stop(settings.http_stop_ms_max / 1000)
+    finally:
+        await engine.stop()
+
+
+def _of(kind: type[Any], settings: Settings) -> Any:
+    """Limits are rows of the settings table, under the same names."""
+    return kind(**{name: getattr(settings, f"broker_{name}") for name in kind.__struct_fields__})
+
+
+def _address(settings: Settings) -> tuple[str, int]:
+    address = split_address(settings.broker_listen)
+    assert address is not None, "the settings table has checked it"
+    return address
+
+
+def load_router(target: str) -> Router:
+    """The callable behind `module:name`, looked for in the current folder first."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise Refused(f"{target!r} is not MODULE:CALLABLE", hint="For `def route(…)` in brain.py: brain:route.")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise Refused(f"there is no module {module!r}", hint="Run it in the folder that holds the module.") from None
+    finally:
+        sys.path.pop(0)
+    if not callable(found):
+        raise Refused(f"{target} is {'not there' if found is None else type(found).__name__}, not a callable")
+    router: Router = found
+    return router
+
+
+@broker.group()
+def wal() -> None:
+    """Look into the log of a broker.
+
+    \b
+    Examples:
+      oncewire broker wal inspect ./queue
+      oncewire broker wal verify ./queue
+    """
+
+
+@wal.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@face.command
+def inspect(*, folder: Path, as_json: bool) -> None:
+    """What is in a log: its files, commits and records.
+
+    \b
+    Example:
+      oncewire broker wal inspect ./queue --json
+    """
+    _show(looking.inspect(folder), as_json)
+
+
+@wal.command()
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@face.command
+def verify(*, folder: Path, as_json: bool) -> None:
+    """Read every record of a log. Exit 0 when it is whole, 4 when it is damaged, and where.
+
+    \b
+    Example:
+      oncewire broker wal verify ./queue
+    """
+    _show(looking.verify(folder), as_json)
+
+
+def _show(log: LogShown, as_json: bool) -> None:
+    if as_json:
+        face.print_json(msgspec.to_builtins(log))
+        return
+    click.echo(f"{log.folder}: {log.commits} commits, {'closed cleanly' if log.is_sealed else 'not closed'}")
+    if log.snapshot:
+        click.echo(f"  {log.snapshot}  {log.snapshot_bytes} bytes")
+    for one in log.segments:
+        left = f", {one.unconfirmed_bytes} bytes unconfirmed" if one.unconfirmed_bytes else ""
+        click.echo(f"  segment {one.number}  {one.bytes} bytes, {one.commits} commits, {one.records} records{left}")
+    for kind, count in log.records.items():
+        click.echo(f"  {count:>10}  {kind}")
+    if log.torn:
+        click.echo(f"  torn tail: {log.torn_bytes} bytes, {log.torn}")
+    if log.damage:
+        click.echo(f"  damaged: {log.damage}")
