@@ -12,6 +12,8 @@ BENCHMARKS = {
     "dlq": "dead letters and their replay beside nats-py, one at a time",
     "relay": "the outbox and its relay",
     "engine": "the broker's engine, without HTTP",
+    "http": "the HTTP front beside uvicorn",
+    "broker": "the broker: produce, cycles, batches",
     "spark": "the Spark source and sink beside nats-py",
 }
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from oncewire.agent.agent import Agent
     from oncewire.agent.context import Context
     from oncewire.agent.effects import Effect, Retry, Terminate
+    from oncewire.broker.client import BrokerClient, SyncBrokerClient
     from oncewire.contracts.message import MessageEnvelope
     from oncewire.contracts.realtime import RealtimeEnvelope
     from oncewire.contracts.runtime import RuntimeEnvelope
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __version__ = VERSION
 __all__ = [
     "Agent",
+    "BrokerClient",
     "Client",
     "Context",
     "Effect",
@@ -25,6 +27,7 @@ __all__ = [
     "RealtimeEnvelope",
     "Retry",
     "RuntimeEnvelope",
+    "SyncBrokerClient",
     "Terminate",
     "connect",
     "ensure_consumers",
@@ -35,6 +38,7 @@ __getattr__ = exports(
     __name__,
     {
         "Agent": "oncewire.agent.agent",
+        "BrokerClient": "oncewire.broker.client",
         "Client": "oncewire.jetstream.client",
         "Context": "oncewire.agent.context",
         "Effect": "oncewire.agent.effects",
@@ -42,6 +46,7 @@ __getattr__ = exports(
         "RealtimeEnvelope": "oncewire.contracts.realtime",
         "Retry": "oncewire.agent.effects",
         "RuntimeEnvelope": "oncewire.contracts.runtime",
+        "SyncBrokerClient": "oncewire.broker.client",
         "Terminate": "oncewire.agent.effects",
         "connect": "oncewire.jetstream.client",
         "ensure_consumers": "oncewire.topology.service",

@@ -36,7 +36,7 @@ class Metric:
         self._series[key] = self._series.get(key, 0) + value
 
     def set(self, value: float, /, **labels: str) -> None:
-        """For gauges."""
+        """For gauges, and for counters that somebody else counts."""
         self._series[self._key(labels)] = value
 
     def replace(self, values: Mapping[Labels, float]) -> None:
@@ -56,7 +56,9 @@ class Metric:
 
     def lines(self) -> list[str]:
         head = [f"# HELP {self.name} {self.about}", f"# TYPE {self.name} {self.kind}"]
-        return head + [f"{self.name}{_shown(labels)} {value:g}" for labels, value in sorted(self._series.items())]
+        return head + [
+            f"{self.name}{_shown(labels)} {_number(value)}" for labels, value in sorted(self._series.items())
+        ]
 
 
 class Registry:
@@ -85,6 +87,11 @@ def _shown(labels: Labels) -> str:
     if not labels:
         return ""
     return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _number(value: float) -> str:
+    """In full: a counter that is rounded to six digits stands still for hours."""
+    return str(int(value)) if value == int(value) else repr(value)
 
 
 def _escaped(value: str) -> str:

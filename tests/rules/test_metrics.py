@@ -34,3 +34,9 @@ def test_a_gauge_that_is_replaced_forgets_what_is_gone() -> None:
     gauge.set(3, name="a")
     gauge.replace({(("name", "b"),): 1})
     assert (0.0, 1.0) == (gauge.value(name="a"), gauge.value(name="b"))
+
+
+def test_a_large_counter_is_shown_in_full() -> None:
+    registry = Registry()
+    registry.counter("seen_total", "Seen.").add(12_345_678)
+    assert registry.text().endswith("seen_total 12345678\n")

@@ -183,6 +183,14 @@ async def test_connection_close_is_honoured(client: Wire) -> None:
     assert await client.is_closed()
 
 
+async def test_only_the_last_of_several_answers_says_that_it_is_the_last(client: Wire, part: Part) -> None:
+    await client.send(get("/later") + get("/now") + get("/now", "Connection: close"))
+    await until(lambda: part.held)
+    part.held[0].respond(200, b"1")
+    told = [(await client.answer()).headers.get("connection") for _ in range(3)]
+    assert [None, None, "close"] == told
+
+
 async def test_a_failing_handler_is_an_internal_error_that_tells_nothing(
     client: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -355,7 +363,7 @@ SLOW = {
 
 @pytest.mark.parametrize(("status", "sent"), SLOW.values(), ids=SLOW.keys())
 async def test_who_is_too_slow_is_sent_away(part: Part, status: int | None, sent: bytes) -> None:
-    limits = {"head_s_max": 0.2, "body_s_max": 0.2, "idle_s_max": 0.2}
+    limits = {"head_s_max": 0.5, "body_s_max": 0.5, "idle_s_max": 0.5}
     async with serving(part.routes, **limits) as server, wire(server.port) as client:
         await client.send(sent)
         if status is not None:
@@ -365,12 +373,12 @@ async def test_who_is_too_slow_is_sent_away(part: Part, status: int | None, sent
 
 
 async def test_waiting_for_an_answer_is_not_being_slow(part: Part) -> None:
-    limits = {"head_s_max": 0.2, "body_s_max": 0.2, "idle_s_max": 0.2}
+    limits = {"head_s_max": 0.5, "body_s_max": 0.5, "idle_s_max": 0.5}
     async with serving(part.routes, **limits) as server, wire(server.port) as client:
         await client.send(get("/later"))
         await until(lambda: part.held)
         begun = server.now
-        await until(lambda: server.now > begun + 0.5)
+        await until(lambda: server.now > begun + 0.8)
         part.held[0].respond(200, b"1")
         assert 200 == (await client.answer()).status
 
@@ -478,6 +486,33 @@ async def test_a_stop_finishes_what_is_in_hand_and_ends_streams(part: Part) -> N
 def server_port(client: Wire) -> int:
     port: int = client.writer.get_extra_info("peername")[1]
     return port
+
+
+async def test_who_waits_for_long_is_told_of_a_stop_and_may_still_answer(part: Part) -> None:
+    server = Server(part.routes, Limits())
+    await server.start("127.0.0.1", 0)
+    async with wire(server.port) as client:
+        await client.send(get("/later?wait=1"))
+        await until(lambda: part.held)
+        part.held[0].on_close = lambda: part.held[0].respond(200, b"[]")
+        await within(server.stop(grace_s=20))
+        answer = await client.answer()
+        assert (b"[]", "close") == (answer.body, answer.headers["connection"])
+
+
+async def test_what_arrives_behind_the_last_answer_of_a_stop_has_no_effect(part: Part) -> None:
+    server = Server(part.routes, Limits())
+    await server.start("127.0.0.1", 0)
+    async with wire(server.port) as client:
+        body = post("/echo", b"abc")
+        await client.send(body[:-1])
+        await until(lambda: server.connections and not next(iter(server.connections)).is_idle)
+        stopping = asyncio.create_task(server.stop(grace_s=20))
+        await asyncio.sleep(0)
+        await client.send(body[-1:] + get("/later"))
+        assert "close" == (await client.answer()).headers["connection"]
+        await within(stopping)
+    assert [] == part.held
 
 
 async def test_a_stop_does_not_wait_for_ever(part: Part) -> None:

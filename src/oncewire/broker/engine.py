@@ -234,13 +234,13 @@ Router: TypeAlias = Callable[[str, ProduceBody], RoutingDecision | Awaitable[Rou
 
 
 class TopicStats(Struct, frozen=True):
-    """Gauges of a topic, and of its groups as (name, lag, in flight, consumers)."""
+    """Gauges of a topic, and of its groups as (name, consumers, where it stands in each partition)."""
 
     tenant: str
     name: str
     messages: int
     bytes: int
-    groups: tuple[tuple[str, int, int, int], ...]
+    groups: tuple[tuple[str, int, tuple[PartitionLag, ...]], ...]
 
 
 class LogStats(Struct, frozen=True):

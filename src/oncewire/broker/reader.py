@@ -38,6 +38,7 @@ class StreamReader:
         self._stream = None if self._is_gone else self._request.stream(NDJSON)
         if self._stream is None:
             subscription.close()
+            self._request.refuse(503, "UNAVAILABLE", "the broker stops")  # unless the client is gone
             return
         self._stream.on_close = self._gone
         self._stream.on_drain = subscription.resume

@@ -121,7 +121,7 @@ class BrokerRoutes:
             self._produce_lines(request)
             return
         body = wire.read_produce(request, self.sizes)
-        _check_tenant(request, body)
+        _check_tenant(request, body.envelope.tenant_id if body.envelope else "")
 
         def done(produced: Produced | OncewireError) -> None:
             if isinstance(produced, OncewireError):
@@ -137,7 +137,7 @@ class BrokerRoutes:
 
         def read(line: bytes) -> ProduceBody:
             body = wire.read_produce_line(line, self.sizes)
-            _check_tenant(request, body)
+            _check_tenant(request, body.envelope.tenant_id if body.envelope else "")
             return body
 
         sent = wire.read_lines(request, self.sizes, read)
@@ -203,6 +203,7 @@ class BrokerRoutes:
 
     def idempotency(self, request: Request, act: Step) -> None:
         step = wire.read_idempotency(request, act)
+        _check_tenant(request, step.tenant_id)
 
         def done(status: IdempotencyStatus | OncewireError) -> None:
             _answer(request, status, lambda: request.respond(200, ENCODE(status)))
@@ -228,12 +229,10 @@ def _guarded(action: str, handler: Handler) -> Handler:
     return guarded
 
 
-def _check_tenant(request: Request, body: ProduceBody) -> None:
+def _check_tenant(request: Request, sent: str) -> None:
     """With authentication the tenant is the credential's; without, a body's tenant is carried as sent."""
-    if request.principal is ANYONE or body.envelope is None:
-        return
-    if body.envelope.tenant_id not in ("", request.principal.tenant):
-        raise PermissionDenied("envelope.tenant_id is not the tenant of the credential")
+    if request.principal is not ANYONE and sent not in ("", request.principal.tenant):
+        raise PermissionDenied("tenant_id is not the tenant of the credential")
 
 
 def _fail(request: Request, error: OncewireError) -> str:

@@ -65,12 +65,7 @@ def topic_stats(state: State) -> tuple[TopicStats, ...]:
 
 def _stats(topic: Topic) -> TopicStats:
     groups = tuple(
-        (
-            group.name,
-            sum(progress.lag for progress in group.progress),
-            sum(len(progress.flights) for progress in group.progress),
-            len(group.subscribers),
-        )
+        (group.name, len(group.subscribers), tuple(_lag(progress) for progress in group.progress))
         for group in topic.groups.values()
     )
     return TopicStats(

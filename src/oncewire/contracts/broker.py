@@ -173,7 +173,13 @@ def _checked(envelope: BrokerEnvelope) -> BrokerEnvelope:
         check_name(target, "envelope.target_topic")
     if target == envelope.target_topic and (deadline is None or deadline.tzinfo is UTC):
         return envelope
-    deadline = deadline.astimezone(UTC) if deadline else None
+    if deadline is not None:
+        try:
+            deadline = deadline.astimezone(UTC)
+        except OverflowError:  # the first and the last day, in a zone that reaches beyond them
+            raise ContractViolation(
+                f"{NAME}: envelope.deadline: lies outside the years 1 to 9999", field="envelope.deadline"
+            ) from None
     return msgspec.structs.replace(envelope, target_topic=target, deadline=deadline)
 
 

@@ -91,6 +91,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_deaf:
             return
+        if self._held:  # read before the pause took hold
+            self._held += data
+            return
         self._is_corked = True
         self._feed(data)
         self._uncork()
@@ -324,6 +327,10 @@ class Connection(asyncio.Protocol):
         if not was_corked:
             self._uncork()
 
+    def is_last_answer(self) -> bool:
+        """Whether nothing follows the answer to the request in hand, as far as that is known."""
+        return self.is_ending and not self._waiting and self._farewell is None
+
     def answer(self, request: Request, data: bytes, status: int) -> None:
         """The request in hand is answered with these bytes."""
         assert request is self._current, "a request is answered in its turn"
@@ -399,6 +406,7 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
+        self._is_deaf = True  # a request behind the last answer must not have an effect
         self._flush()
         self.deadline = self.server.now + self.server.limits.stalled_s_max
         self._transport.close()
@@ -418,7 +426,10 @@ class Connection(asyncio.Protocol):
                 self.server.call(told)
             return
         self.is_ending = True
-        if self.is_idle:
+        if self._current is not None and self._current.on_close is not None:
+            told, self._current.on_close = self._current.on_close, None
+            self.server.call(told)
+        elif self.is_idle:
             self._end()
 
     def overdue(self) -> None:

@@ -55,8 +55,9 @@ class Request:
         self.params: dict[str, str] = {}
         self.principal: Principal = ANYONE
         self.on_close: Callable[[], None] | None = None
-        """Called once if the client goes away before it is answered. Who sets it is not waited for by a half-closed
-        client: the end of its input counts as its going."""
+        """Called once if the client goes away, or the server stops, before there is an answer; one that is given then
+        is still sent if it can be. Nobody who sets it waits for a half-closed client: the end of its input counts as
+        its going."""
 
     @property
     def query(self) -> dict[str, str]:
@@ -85,7 +86,7 @@ class Request:
 
     def _encode(self, connection: Connection, status: int, body: bytes, content_type: str, extra: bytes) -> bytes:
         start = _heads.get((status, content_type)) or _start(status, content_type)
-        if connection.is_ending or self.is_last:
+        if self.is_last or connection.is_last_answer():
             extra += b"Connection: close\r\n"
         elif self.version == "1.0":
             extra += b"Connection: keep-alive\r\n"

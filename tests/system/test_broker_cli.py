@@ -1,0 +1,115 @@
+"""`oncewire broker`, as processes of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from oncewire.broker.client import SyncBrokerClient
+from oncewire.cli.broker import broker
+from oncewire.errors import Overloaded
+from tests.support.up import clean_environ
+
+BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]
+
+
+def run(*words: str) -> Result:
+    """A command that ends by itself, in this process: starting Python costs more than what it does."""
+    return CliRunner().invoke(broker, list(words))
+
+
+class Running:
+    """A broker that serves until the block ends."""
+
+    def __init__(self, *words: str) -> None:
+        command = [*BROKER, "run", "--listen", "127.0.0.1:0", "--json", *words]
+        self.process = subprocess.Popen(command, env=clean_environ(), stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.serving: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def __enter__(self) -> Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.stdout is not None
+        said = self.process.stdout.read()
+        self.process.stdout.close()
+        assert 0 == self.process.wait(30)
+        assert "end" == json.loads(said.splitlines()[-1])["event"]
+
+
+def test_it_serves_stops_and_finds_everything_again(tmp_path: Path) -> None:
+    wal = str(tmp_path / "wal")
+    with Running("--wal", wal) as running:
+        assert (wal, True) == (running.serving["wal"], running.serving["wal_enabled"])
+        with SyncBrokerClient(running.serving["url"]) as client:
+            client.create_topic("t", partitions=2)
+            client.produce("t", "hello")
+            refused = run("run", "--listen", "127.0.0.1:0", "--wal", wal)
+            assert (2, True) == (refused.exit_code, "error:" in refused.output), "one process has a log"
+    with Running("--wal", wal) as running, SyncBrokerClient(running.serving["url"]) as client:
+        assert ["hello"] == [one.value for one in client.take("t", "g", wait_s=10)]
+    shown = json.loads(run("wal", "inspect", wal, "--json").output)
+    assert (True, "") == (shown["is_sealed"], shown["damage"])
+    assert "closed cleanly" in run("wal", "inspect", wal).output
+    assert 0 == run("wal", "verify", wal).exit_code
+    segment = max(Path(wal).iterdir(), key=lambda path: path.stat().st_size)
+    damaged = bytearray(segment.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    segment.write_bytes(damaged)
+    assert 4 == run("wal", "verify", wal).exit_code
+
+
+def test_without_a_log_it_says_that_it_forgets() -> None:
+    process = subprocess.Popen(
+        [*BROKER, "run", "--listen", "127.0.0.1:0"], env=clean_environ(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert "in memory: a restart forgets everything" in process.stdout.readline()
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--listen", "0.0.0.0:0"], "without authentication"),
+        (["--listen", "8080"], "must be host:port"),
+        (["--engine", "magic"], "must be local"),
+        (["--router", "brain"], "is not MODULE:CALLABLE"),
+        (["--router", "no_such_brain:route"], "there is no module"),
+        (["--router", "json:no_such"], "not a callable"),
+        (["--broker-lease-ms", "0"], "must be from 1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(words: list[str], told: str) -> None:
+    done = run("run", *words)
+    assert (2, True) == (done.exit_code, told in done.output), done.output
+
+
+def test_metrics_have_the_names_that_dashboards_know() -> None:
+    with Running("--broker-partition-messages-max", "1") as running, SyncBrokerClient(running.serving["url"]) as client:
+        client.create_topic("t")
+        client.produce("t", "x")
+        client.take("t", "g", wait_s=10, lease_ms=60_000)
+        with pytest.raises(Overloaded):
+            client.produce("t", "y")
+        with urllib.request.urlopen(running.serving["url"] + "/metrics") as answer:
+            shown = answer.read().decode()
+    assert 'consumer_lag{group="g",partition="0",topic="t"} 1\n' in shown
+    assert 'inflight_messages{group="g",partition="0",topic="t"} 1\n' in shown
+    assert 'produce_rejected_total{reason="partition_buffer_full"} 1\n' in shown
+    assert "\ndlq_messages_total 0\n" in shown
+    assert "\noncewire_broker_produced_total 1\n" in shown
+    assert 'oncewire_http_responses_total{status="200"}' in shown
