@@ -202,6 +202,23 @@ def test_a_snapshot_that_fails_changes_nothing() -> None:
     assert [] == [name for name in disk.names() if name.endswith(".new")]
 
 
+def test_a_snapshot_is_due_after_many_small_segments_and_not_again_at_once() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, HEADER_BYTES)
+    count = 0
+    while not log.is_snapshot_due:
+        log.commit([b"x"])
+        count += 1
+    assert 60 < count < 70
+    snapshot = log.begin_snapshot()
+    disk.failing = {"sync"}
+    with pytest.raises(OncewireError):
+        snapshot.write(iter([b"kept"]))
+    disk.failing.clear()
+    log.commit([b"x"])
+    assert not log.is_snapshot_due
+
+
 def test_segments_are_limited_in_size() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, 200)

@@ -68,7 +68,8 @@ class Log:
         self.bytes = 0
         """Of all segments and the snapshot."""
         self.bytes_since = 0
-        """Of groups since the last snapshot."""
+        """Of groups since the last snapshot was begun."""
+        self._segments_since = 0
         self.snapshot_bytes = 0
         self.failures = 0
 
@@ -88,7 +89,7 @@ class Log:
                 self._files.remove(SEAL)
                 self._files.sync_names()
         whole = [one for one in found.segments if one.header]
-        self.segments = len(whole) + 1
+        self.segments = self._segments_since = len(whole) + 1
         self.snapshot_bytes = found.snapshot_bytes
         self.bytes_since = sum(one.end for one in whole)
         self.bytes = self.bytes_since + self.snapshot_bytes
@@ -208,19 +209,22 @@ class Log:
             raise
         self._file, self._length = file, HEADER_BYTES
         self.segments += 1
+        self._segments_since += 1
         self.bytes += HEADER_BYTES
 
     # ---- snapshots
 
     @property
     def is_snapshot_due(self) -> bool:
-        return self.bytes_since > max(self._snapshot_bytes_min, self.snapshot_bytes) or self.segments > SEGMENTS_MAX
+        return (
+            self.bytes_since > max(self._snapshot_bytes_min, self.snapshot_bytes) or self._segments_since > SEGMENTS_MAX
+        )
 
     def begin_snapshot(self) -> Snapshot:
         """Start a new segment: a snapshot of the state as of the last commit makes all before it needless."""
         with translated(self._files.path):
             self._start_segment()
-        self.bytes_since = 0
+        self.bytes_since = self._segments_since = 0  # also if it fails: the next try waits for as much again
         return Snapshot(self, self._header.number, self.point)
 
     def _snapshot_done(self, number: int, size: int) -> None:
