@@ -12,7 +12,8 @@ from tests.support.agents import World
 from tests.support.postgres import shared_postgres
 
 STORES = ("sqlite", "postgresql")
-BURST = 20
+BURST = 10
+"""One of each kind."""
 KEEP_S = 2 * 3_600 + 86_400
 """The least that the streams of a world allow, which keep their messages for an hour."""
 ATOMIC_FROM = 3

@@ -84,7 +84,7 @@ async def storm(store: str, folder: Path, *, kills: int, seed: int, sync_always:
 async def _kill_at_random(
     one: World, crew: Crew, server: NatsServer, database: PostgresServer | None, kills: int, chance: random.Random
 ) -> None:
-    victims = ["worker", "worker", "nats"] + (["postgresql"] if database else [])
+    victims = ["postgresql", "worker", "nats", "worker"] if database else ["worker", "worker", "nats"]
     stopping = asyncio.Event()
     sending = asyncio.create_task(_keep_sending(one, stopping))
     try:
