@@ -318,3 +318,11 @@ def test_a_run_whose_blocks_are_all_forgotten_goes_and_the_newest_stays(
         assert {13: (6, 1)} == found_by(again, [2, 8, 13])
         settle(again, [20, 21, 22, 23])
         assert {13, 20} == found_by(again, [2, 13, 20]).keys()
+
+
+def test_whoever_only_looks_does_not_wait_for_a_process_that_writes(kit: SqliteKit, store: SqliteStore) -> None:
+    settle(store, [1])
+    store.begin()
+    with contextlib.closing(kit.new()) as looking:
+        assert 1 == looking.head().number
+    store.rollback()

@@ -134,6 +134,7 @@ async def test_run_handles_drains_on_sigterm_and_status_tells(server: NatsServer
         plain = await asyncio.to_thread(invoke, "status", TARGET, "--store", store, "--nats-url", server.url)
         assert plain.exit_code == 1
         assert "1 messages of MESHFORGE_COMMANDS wait, and nobody pulls" in plain.output
+        assert "for ever" in plain.output
 
 
 async def _change_a_row(path: Path) -> None:

@@ -111,6 +111,19 @@ async def test_messages_that_a_limit_dropped_unread_are_a_loss_until_a_person_ha
     assert seen == [0, 1, 2, 3, 7, 8]
 
 
+async def test_a_stream_that_is_still_empty_has_lost_nothing(server: NatsServer, tmp_path: Path) -> None:
+    """Not even when its first message comes before the agent has read any."""
+    agent, seen = writer("evt.default.demo.in")
+    async with prepared(server.url) as client:
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            assert runner.lookout.seen(EVENTS) == 0
+        await send(client, "evt.default.demo.in", {"n": 1})
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            await counted(runner, done=1)
+        assert [] == await losses.losses(client)
+    assert seen == [1]
+
+
 async def test_what_was_dropped_before_an_agent_first_ran_or_after_it_was_read_is_no_loss(
     server: NatsServer, tmp_path: Path
 ) -> None:

@@ -123,10 +123,10 @@ async def test_a_process_that_lost_its_inputs_to_another_undoes_what_it_did(
     ):
         await send(one, command(agent, "go"), {})
         await until(lambda: begun, "the first to begin")
-        assert first._keepalive is not None
-        await first._keepalive.stop()  # a stopped process says nothing any more, and hears nothing
         assert first.intakes[0]._pull is not None
-        one.unsubscribe(first.intakes[0]._pull._sub)
+        one.unsubscribe(first.intakes[0]._pull._sub)  # a stopped process hears nothing any more, and says nothing
+        assert first._keepalive is not None
+        await first._keepalive.stop()  # takes a while: its input must not come back to the first meanwhile
         async with run(agent, two, make_store()) as second:
             await counted(second, done=1)
             held.set()

@@ -5,8 +5,8 @@ send anything: the server would deliver its inputs to somebody else. So this pro
 extends every input that it was told of, each third of ack_wait, until it is told that the input is settled or the
 handler's time is up. It ends when its parent does: its input closes.
 
-Until it is up (a second on a busy machine), the parent's own loop does it. With a TLS context of the user's own, which
-no other process can have, the parent's loop does it for good, and a handler that holds the interpreter silences it.
+Nothing is pulled before it is up. With a TLS context of the user's own, which no other process can have, the loop of
+this process does it instead, and a handler that holds the interpreter silences it.
 
 One byte on stdout says that it is up. Lines on stdin: first the settings as JSON (never on the command line: they hold
 credentials), then `w <token> <seconds> <seconds> <reply> <reply> …` and `d <token>`.
@@ -51,29 +51,20 @@ class KeepAlive:
         self._limit_s = limit_s
         self._process: asyncio.subprocess.Process | None = None
         self._extending: asyncio.Task[None] | None = None
-        self._waiting: asyncio.Task[None] | None = None
         self._held: dict[bytes, _Held] = {}
         self._token = 0
 
     async def start(self) -> None:
-        self._extending = asyncio.get_running_loop().create_task(_extend(self._client, self._held, is_open=True))
-        if self._options.tls is None:
+        """Begin; `ready` says when inputs may come."""
+        if self._options.tls is not None:
+            self._extending = asyncio.get_running_loop().create_task(_extend(self._client, self._held, is_open=True))
+        else:
             await self._start_process()
-            self._waiting = asyncio.get_running_loop().create_task(self._hand_over())
 
-    async def _hand_over(self) -> None:
-        """The child was told of everything from its start on."""
-        assert self._process is not None
-        assert self._process.stdout is not None
-        if await self._process.stdout.read(1):
-            await self._stop_extending()
-
-    async def _stop_extending(self) -> None:
-        extending, self._extending = self._extending, None
-        self._held.clear()
-        if extending is not None:
-            extending.cancel()
-            await asyncio.gather(extending, return_exceptions=True)
+    async def ready(self) -> None:
+        """Until the process is up, a second on a busy machine. One that failed to start is started again by `check`."""
+        if self._process is not None and self._process.stdout is not None:
+            await self._process.stdout.read(1)
 
     async def check(self) -> None:
         """Start it again if something killed it: inputs that it watched may come back, which is harmless."""
@@ -98,23 +89,25 @@ class KeepAlive:
             now = time.monotonic()
             held = _Held(replies, now + self._interval_s, self._interval_s, now + self._limit_s)
             self._held[b"%d" % self._token] = held
-        head = b"w %d %.3f %.3f " % (self._token, self._interval_s, self._limit_s)
-        self._write(head + b" ".join(replies) + b"\n")
+        else:
+            head = b"w %d %.3f %.3f " % (self._token, self._interval_s, self._limit_s)
+            self._write(head + b" ".join(replies) + b"\n")
         return self._token
 
     def release(self, token: int) -> None:
-        self._held.pop(b"%d" % token, None)
-        self._write(b"d %d\n" % token)
+        if self._extending is not None:
+            self._held.pop(b"%d" % token, None)
+        else:
+            self._write(b"d %d\n" % token)
 
     def _write(self, line: bytes) -> None:
         if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
             self._process.stdin.write(line)
 
     async def stop(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            await asyncio.gather(self._waiting, return_exceptions=True)
-        await self._stop_extending()
+        if self._extending is not None:
+            self._extending.cancel()
+            await asyncio.gather(self._extending, return_exceptions=True)
         process, self._process = self._process, None
         if process is None:
             return

@@ -39,6 +39,8 @@ from oncewire.ledger.store import Attempt
 NOTE_EVERY_S = 30.0
 """So often at most a busy agent writes down how far it has seen."""
 SCAN_MAX = 500
+SCAN_LOOK_MAX = 5_000
+"""So many inputs at most are compared with the ledger in one look."""
 
 
 class Facts(NamedTuple):
@@ -117,6 +119,7 @@ class _Watch:
         """Redeliveries that the server counts as open although all it delivered is settled."""
         self.stuck_at = 0.0
         self.stuck_delivered = 0
+        self.scan: _Scan | None = None
         self.taken: dict[bytes, Item] = {}
         self.losses: list[Loss] = []
 
@@ -125,6 +128,17 @@ class _Watch:
         if self.opened.max_deliver == 1:
             return facts.delivered > self.seen.sequence
         return facts.redelivered > self.stale
+
+
+class _Scan:
+    """A search for inputs without an outcome, from `at` to `end`, in parts."""
+
+    def __init__(self, at: int, end: int, is_certain: bool, redelivered: int) -> None:
+        self.at = at
+        self.end = end
+        self.is_certain = is_certain
+        self.redelivered = redelivered
+        self.is_all_settled = True
 
 
 class Lookout:
@@ -192,7 +206,7 @@ class Lookout:
         await self._drop_settled(watch)
         await self._find_losses(watch, facts)
         watch.stale = min(watch.stale, facts.redelivered)
-        if watch.may_have_abandoned(facts):
+        if watch.scan is not None or watch.may_have_abandoned(facts):
             await self._find_abandoned(watch, facts)
         else:
             watch.stuck_at = 0.0
@@ -248,33 +262,48 @@ class Lookout:
     async def _find_abandoned(self, watch: _Watch, facts: Facts) -> None:
         """Those without an outcome between what is seen and what was delivered. While others are in hand, nobody can
         tell them apart before all had the time that a handler may take."""
-        opened = watch.opened
-        if not watch.stuck_at:
-            watch.stuck_at, watch.stuck_delivered = time.monotonic(), facts.delivered
-        patience_s = self._handler_timeout_s + 2 * opened.ack_wait_s
-        is_certain = not facts.in_hand
-        if not is_certain and time.monotonic() - watch.stuck_at < patience_s:
-            return
-        end = facts.delivered if is_certain else watch.stuck_delivered
-        watch.stuck_at = 0.0
-        is_all_settled, scanned = True, []
-        for subject in opened.source.filters:
-            start = watch.seen.sequence + 1
-            while found := await self._read(watch, subject, start, end):
-                start = found[-1].sequence + 1
-                scanned += [one.sequence for one in found]
-                is_all_settled &= await self._take(watch, found, is_certain=is_certain)
-        if is_all_settled and is_certain:
-            self._end_counts(opened, scanned)
-            watch.stale = facts.redelivered
-            self._move(watch, end, 0)
+        if watch.scan is None:
+            now, is_certain = time.monotonic(), not facts.in_hand
+            if not watch.stuck_at:
+                watch.stuck_at, watch.stuck_delivered = now, facts.delivered
+            patience_s = self._handler_timeout_s + 2 * watch.opened.ack_wait_s
+            if not is_certain and now - watch.stuck_at < patience_s:
+                return
+            watch.stuck_at = 0.0
+            end = facts.delivered if is_certain else watch.stuck_delivered
+            watch.scan = _Scan(watch.seen.sequence, end, is_certain, facts.redelivered)
+        await self._go_on(watch, watch.scan)
 
-    async def _read(self, watch: _Watch, subject: str, start: int, end: int) -> list[StoredMessage]:
-        if start > end:
-            return []
-        stream = watch.opened.source.stream
-        found = await self._client.get_batch(stream, sequence=start, subject=subject, count=SCAN_MAX)
-        return [one for one in found if one.sequence <= end]
+    async def _go_on(self, watch: _Watch, scan: _Scan) -> None:
+        """A part of a scan: the rest of upkeep must not wait for a long one."""
+        left = SCAN_LOOK_MAX
+        while scan.at < scan.end and left > 0:
+            found, up_to = await self._read(watch, scan)
+            left -= max(1, len(found))
+            is_settled = not found or await self._take(watch, found, is_certain=scan.is_certain)
+            if is_settled and scan.is_certain:
+                self._end_counts(watch.opened, [one.sequence for one in found])
+            if is_settled and scan.at <= watch.seen.sequence:
+                self._move(watch, up_to, 0)
+            scan.is_all_settled &= is_settled
+            scan.at = up_to
+        if scan.at >= scan.end:
+            watch.scan = None
+            if scan.is_all_settled and scan.is_certain:
+                watch.stale = scan.redelivered
+
+    async def _read(self, watch: _Watch, scan: _Scan) -> tuple[list[StoredMessage], int]:
+        """The next inputs, and the sequence up to which those are all."""
+        found: list[StoredMessage] = []
+        up_to = scan.end
+        for subject in watch.opened.source.filters:
+            part = await self._client.get_batch(
+                watch.opened.source.stream, sequence=scan.at + 1, subject=subject, count=SCAN_MAX
+            )
+            found += part
+            if part:  # the server may cut an answer short
+                up_to = min(up_to, part[-1].sequence)
+        return sorted((one for one in found if one.sequence <= up_to), key=lambda one: one.sequence), up_to
 
     async def _take(self, watch: _Watch, found: list[StoredMessage], *, is_certain: bool) -> bool:
         """Take in what is open and nobody's; whether nothing is open."""

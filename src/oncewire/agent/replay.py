@@ -26,7 +26,7 @@ from oncewire.agent.effects import Cause, Effect, effects_of, sending_of
 from oncewire.agent.handlers import find_handler
 from oncewire.contracts import ids
 from oncewire.contracts.inputs import read_input
-from oncewire.errors import Corrupt, NotFound, Refused
+from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
 from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.ledger import rules
@@ -133,6 +133,8 @@ def blocks_of(store: Store) -> Iterator[Block]:
     """All blocks that are kept, in order."""
     for number in range(store.base().number + 1, store.head().number + 1):
         block = store.block(number)
+        if block is None and store.base().number >= number:
+            raise Unavailable(f"block {number} was forgotten while it was about to be read", hint="Run it again.")
         if block is None:
             raise Corrupt(f"block {number} of the ledger is not there")
         yield block

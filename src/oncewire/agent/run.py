@@ -159,6 +159,7 @@ class Runner:
         await targets.resolve(subjects.dlq_request(agent.name))
         ack_wait_s = min((opened.ack_wait_s for opened in self.opened.values()), default=agent.ack_wait_s)
         keepalive = self._keepalive = KeepAlive(client, ack_wait_s / 3, agent.handler_timeout_s)
+        await keepalive.start()
         self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
         feeds: dict[str, Intake] = {}
         self.lookout = Lookout(client, self.commits, reading, feeds, agent.handler_timeout_s)
@@ -169,7 +170,7 @@ class Runner:
         self.is_unclean = await self.db(self.store.enter, self._process, now_ms())
         await self.upkeep.sweep(is_start=True)
         await self.lookout.start(self.opened.values(), self._seen)
-        await keepalive.start()
+        await keepalive.ready()
         self.intakes = [
             Intake(client, agent, opened, reading, self.commits, self.lane, is_unclean=self.is_unclean)
             for opened in self.opened.values()
@@ -180,17 +181,23 @@ class Runner:
 
     async def _open_ledger(self) -> Ledger:
         """A file that another process holds is waited for."""
-        agent = self.agent
         while True:
             try:
-                ledger: Ledger = await self.db(self.store.open, agent.tenant, agent.workspace, agent.name)
+                ledger: Ledger = await self.db(self._open_and_try)
             except TimedOut as problem:
                 if problem.message != self.waits_for:
-                    log.warning("agent %s waits: %s", agent.full_name, problem.message)
+                    log.warning("agent %s waits: %s", self.agent.full_name, problem.message)
                 self.waits_for = problem.message
             else:
                 self.waits_for = ""
                 return ledger
+
+    def _open_and_try(self) -> Ledger:
+        """In the ledger's thread: opened, and free to be written."""
+        ledger = self.store.open(self.agent.tenant, self.agent.workspace, self.agent.name)
+        self.store.begin()
+        self.store.rollback()
+        return ledger
 
     async def _check_ownership(self) -> None:
         """Before anything is touched: the ledger owns the durables and is whole, the streams are those it knows."""

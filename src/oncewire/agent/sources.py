@@ -244,7 +244,7 @@ def last_seen(store: Store, opened: list[Opened]) -> dict[str, Seen]:
         noted = store.noted(one.source.stream)
         seen = msgspec.json.decode(noted, type=Seen) if noted else None
         is_known = seen is not None and seen.created == one.source.created
-        found[one.source.stream] = seen if seen and is_known else Seen(one.source.created, one.first - 1)
+        found[one.source.stream] = seen if seen and is_known else Seen(one.source.created, max(0, one.first - 1))
     return found
 
 

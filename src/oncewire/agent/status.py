@@ -51,6 +51,8 @@ class Status(msgspec.Struct, frozen=True):
     sources: list[SourceStatus]
     ledger: LedgerStatus
     problems: list[str]
+    keep_s: int
+    """How long the ledger remembers what is complete, by the settings; 0 is for ever."""
 
     @property
     def is_well(self) -> bool:
@@ -106,4 +108,4 @@ async def status(client: Client, store: Store, agent: Agent, settings: Settings)
         for loss in await losses(client)
         if loss.reader in readers and not loss.is_acknowledged
     ]
-    return Status(agent.full_name, found, ledger_status(store, agent), problems)
+    return Status(agent.full_name, found, ledger_status(store, agent), problems, settings.ledger_keep_s)

@@ -227,8 +227,9 @@ def status(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
 def _print_status(found: Status) -> None:
     ledger = found.ledger
     click.echo(f"agent {found.agent}, ledger {ledger.id}, block {ledger.block} (confirmed up to {ledger.confirmed})")
-    if ledger.base:
-        click.echo(f"  {'forgotten':<20} blocks up to {ledger.base}; replay and hash begin behind them")
+    remembers = f"{found.keep_s / 86_400:.1f} days" if found.keep_s else "for ever"
+    forgotten = f"; blocks up to {ledger.base} are forgotten" if ledger.base else ""
+    click.echo(f"  {'remembers':<20} {remembers}{forgotten}")
     for one in found.sources:
         click.echo(f"  {one.stream:<20} lag {one.lag}, in flight {one.in_flight}, redelivered {one.redelivered}")
     click.echo(f"  {'incomplete':<20} {ledger.incomplete} inputs, {ledger.unpublished} effects unconfirmed")

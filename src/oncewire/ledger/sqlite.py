@@ -9,6 +9,7 @@ ROLLBACK in a statement) is noticed before anything is written outside of it.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import sqlite3
 import sys
@@ -43,14 +44,19 @@ FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 5_000
 """So long a transaction waits for another process before it says so; whoever asks tries again."""
-OPENING_MS: Final = 1_000
 CHECKPOINT_PAGES: Final = 8_000
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
+
+_MADE: Final = re.compile(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (\w+)")
 
 _decode_sending = msgspec.msgpack.Decoder(Sending).decode
 _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 _decode_streams = msgspec.json.Decoder(dict[str, int]).decode
+
+
+def _schema() -> str:
+    return files("oncewire.ledger").joinpath("sql", "sqlite.sql").read_text()
 
 
 class SqliteStore:
@@ -81,11 +87,10 @@ class SqliteStore:
         try:
             with translated(self.path):
                 self._db = sqlite3.connect(
-                    self.path, isolation_level=None, check_same_thread=False, timeout=OPENING_MS / 1000
+                    self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
                 )
                 self._set_up()
                 self._prepare(rules.agent_name(tenant, workspace, agent))
-                self._db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
                 self._keys = SqliteKeys(self._db, self._chain)
                 self._keys.take_in()
         except BaseException:
@@ -110,26 +115,42 @@ class SqliteStore:
         db.set_authorizer(self.authorize)
 
     def _prepare(self, agent: str) -> None:
-        """Tables, the ledger's id, and the chain of this agent."""
+        """Tables, the ledger's id, and the chain of this agent. What is there already is only read: whoever looks need
+        not wait for a process that writes."""
+        self._agent = agent
+        if not self._is_prepared():
+            self._make()
+        self._check_format()
+        query = "SELECT value, chain FROM ledger_meta, ledger_chains WHERE name = 'id' AND agent = ?"
+        self.ledger_id, self._chain = self.connection.execute(query, (agent,)).fetchone()
+
+    def _check_format(self) -> None:
+        found = self.connection.execute("SELECT value FROM ledger_meta WHERE name = 'format'").fetchone()[0]
+        if found != FORMAT:
+            raise Refused(
+                f"the ledger {self.path} has format {found}, this version reads {FORMAT}",
+                hint="Use the version of oncewire that wrote it.",
+            )
+
+    def _is_prepared(self) -> bool:
+        there = {row[0] for row in self.connection.execute("SELECT name FROM sqlite_master")}
+        if set(_MADE.findall(_schema())) - there:
+            return False
+        query = "SELECT 1 FROM ledger_chains, ledger_meta WHERE agent = ? AND name = 'id'"
+        return self.connection.execute(query, (self._agent,)).fetchone() is not None
+
+    def _make(self) -> None:
         with self._own() as db:
-            for statement in files("oncewire.ledger").joinpath("sql", "sqlite.sql").read_text().split(";\n"):
+            for statement in _schema().split(";\n"):
                 db.execute(statement)
             fresh = (secrets.token_hex(8), FORMAT)
             db.execute("INSERT OR IGNORE INTO ledger_meta VALUES ('id', ?), ('format', ?)", fresh)
-            found = dict(db.execute("SELECT name, value FROM ledger_meta"))
-            if found["format"] != FORMAT:
-                raise Refused(
-                    f"the ledger {self.path} has format {found['format']}, this version reads {FORMAT}",
-                    hint="Use the version of oncewire that wrote it.",
-                )
-            self.ledger_id = found["id"]
-            self._agent = agent
+            self._check_format()
             db.execute(
                 "INSERT OR IGNORE INTO ledger_chains (agent, number, hash, state, base, base_hash, base_state)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (agent, *rules.FIRST, *rules.FIRST),
+                (self._agent, *rules.FIRST, *rules.FIRST),
             )
-            self._chain = db.execute("SELECT chain FROM ledger_chains WHERE agent = ?", (agent,)).fetchone()[0]
 
     def close(self) -> None:
         db, self._db = self._db, None
