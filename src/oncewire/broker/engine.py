@@ -60,7 +60,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     """What a refused producer is told to wait."""
     idempotency_ttl_ms: int = 600_000
     idempotency_entries_max: int = 5_000_000
-    """Of producers and workers together, about 230 bytes each."""
+    """Of producers and workers together."""
     settled_age_ms: int = 60_000
     """For so long a settled message stays for groups that are still to come."""
     group_idle_ms: int = 7 * 86_400_000
