@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from oncewire import extras
 from oncewire.embedded import java, nats, postgres, process
 from oncewire.embedded.folder import DataFolder, Running, Server, write_whole
 from oncewire.embedded.process import LAUNCH, Child, Log, Mark, pick_ports, stop_leftover
@@ -46,7 +47,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(metadata, "distribution", missing)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    for find, package in ((nats.program, "embedded"), (postgres.programs, "embedded"), (postgres.driver, "postgres")):
+    for find, package in ((nats.program, "embedded"), (postgres.programs, "embedded"), (extras.asyncpg, "postgres")):
         with pytest.raises(Refused) as caught:
             find()
         assert f"pip install 'oncewire[{package}]'" in caught.value.hint
