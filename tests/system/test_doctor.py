@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tests.support.nats import NatsServer, nats_server
-from tests.support.up import Up, oncewire
+from tests.support.up import Up, made, oncewire
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with Up(tmp_path_factory.mktemp("up") / "data") as running:
+    with Up(made(tmp_path_factory.mktemp("up") / "data")) as running:
         yield running.ready()
 
 

@@ -15,6 +15,7 @@ import oncewire
 from oncewire import outbox
 from oncewire.contracts import MessageEnvelope, decode_message, new_message
 from oncewire.jetstream import Client
+from oncewire.outbox import relay as relay_module
 from oncewire.outbox.inspect import retry, status, void_message
 from oncewire.outbox.relay import RelayOptions, relaying
 from tests.support.nats import NatsServer
@@ -194,7 +195,10 @@ async def test_a_failed_message_can_be_given_up(place: Place) -> None:
         await void_message(place.connection, stuck.id)
 
 
-async def test_while_nats_is_away_no_attempt_is_counted(place: Place, server: NatsServer) -> None:
+async def test_while_nats_is_away_no_attempt_is_counted(
+    place: Place, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_module, "READY_S_MAX", 0.5)
     await place.stream()
     async with relaying(place.client, place.url) as relay:
         server.kill()

@@ -16,7 +16,8 @@ import pytest
 import oncewire
 from oncewire.contracts import decode_realtime
 from oncewire.jetstream import Client, Outgoing
-from oncewire.outbox import RelayOptions, relaying
+from oncewire.outbox import RelayOptions, publish, relaying
+from oncewire.outbox import relay as relay_module
 from oncewire.outbox.inspect import retry, status, void
 from oncewire.outbox.rules import Key, key_in
 from tests.support.fakes import Proxy
@@ -344,7 +345,11 @@ async def test_a_failed_message_is_retried_when_asked(place: Place) -> None:
     assert await place.contents(one) == [(1, "first"), (2, "short"), (3, "third")]
 
 
-async def test_no_attempt_is_counted_while_nats_is_away(place: Place, server: NatsServer) -> None:
+async def test_no_attempt_is_counted_while_nats_is_away(
+    place: Place, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "PUBLISH_S_MAX", 0.5)
+    monkeypatch.setattr(relay_module, "READY_S_MAX", 0.5)
     one = uuid.uuid4()
     async with relaying(place.client, place.url) as relay:
         server.kill()

@@ -14,6 +14,7 @@ import oncewire
 from oncewire.errors import Unavailable
 from oncewire.settings import Settings
 from oncewire.topology import Env, Stream, Topology, apply, compare, load
+from oncewire.topology import server as server_module
 from oncewire.topology.rules import Need
 from tests.support.nats import NatsServer, free_port
 
@@ -69,8 +70,11 @@ async def test_a_cluster_as_declared_is_no_drift_from_any_server(cluster: list[N
             assert (await compare(client, topology)).steps == ()
 
 
-async def test_a_stream_whose_server_is_down_is_not_taken_for_missing(cluster: list[NatsServer]) -> None:
+async def test_a_stream_whose_server_is_down_is_not_taken_for_missing(
+    cluster: list[NatsServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To make it anew would lose what it holds when its server comes back."""
+    monkeypatch.setattr(server_module, "ELECTION_S_MAX", 2.0)  # it will not be elected: its server is gone
     whole = load((), Settings(), Env.DEV)
     lone = replace(whole, streams=(Stream(key="LONE", name="LONE", subjects=("lone.>",)),), consumers=())
     async with oncewire.connect([server.url for server in cluster]) as client:

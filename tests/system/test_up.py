@@ -22,7 +22,7 @@ from oncewire.embedded.folder import DataFolder, Running
 from oncewire.embedded.postgres import programs
 from oncewire.embedded.process import LAUNCH, Mark
 from tests.support.nats import NatsServer
-from tests.support.up import ANY_PORTS, ONCEWIRE, WAIT_S, Up, clean_environ, oncewire, until
+from tests.support.up import ANY_PORTS, ONCEWIRE, WAIT_S, Up, clean_environ, made, oncewire, until
 
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT, reason="needs root")
@@ -63,7 +63,7 @@ async def read(up: Up) -> tuple[list[int], list[int]]:
 
 
 def test_ctrl_c_stops_services_then_postgres_then_nats_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as up:
+    with Up(made(tmp_path / "data")) as up:
         marks = [server.mark for server in up.ready().running.servers.values()]
         assert up.stop(signal.SIGINT) == 0
         steps = [(event["event"], event.get("part")) for event in up.events if event["event"] in ("stopped", "end")]
@@ -75,7 +75,7 @@ def test_ctrl_c_stops_services_then_postgres_then_nats_and_leaves_nothing_behind
 
 
 async def test_data_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as first:
+    with Up(made(tmp_path / "data")) as first:
         await write(first.ready(), 1)
         assert first.stop(signal.SIGTERM) == 0
     with Up(tmp_path / "data") as second:
@@ -89,14 +89,14 @@ async def test_data_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
 
 @on_linux
 def test_the_servers_end_when_up_is_killed(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as up:
+    with Up(made(tmp_path / "data")) as up:
         marks = [server.mark for server in up.ready().running.servers.values()]
         up.process.kill()
         until(lambda: not any(mark and mark.is_alive for mark in marks), "the end of the servers")
 
 
 def test_the_next_up_stops_servers_that_outlived_a_killed_one(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as first:
+    with Up(made(tmp_path / "data")) as first:
         marks = [server.mark for server in first.ready().running.servers.values()]
         pids = [mark.pid for mark in marks if mark]
         for pid in pids:
@@ -111,7 +111,7 @@ def test_the_next_up_stops_servers_that_outlived_a_killed_one(tmp_path: Path) ->
 
 
 def test_a_process_that_only_has_the_id_of_a_dead_server_is_left_alone(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as first, subprocess.Popen(["sleep", "60"]) as bystander:
+    with Up(made(tmp_path / "data")) as first, subprocess.Popen(["sleep", "60"]) as bystander:
         running = first.ready().running
         first.stop()
         mark = Mark(bystander.pid, "another start time")
@@ -125,7 +125,7 @@ def test_a_process_that_only_has_the_id_of_a_dead_server_is_left_alone(tmp_path:
 
 
 def test_a_second_up_on_the_same_folder_says_which_process_has_it(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as first:
+    with Up(made(tmp_path / "data")) as first:
         first.ready()
         second = oncewire("up", "--data", str(tmp_path / "data"), cwd=tmp_path, **ANY_PORTS)
         assert second.returncode == 2
@@ -268,7 +268,7 @@ def test_a_postgres_folder_that_cannot_be_used_is_explained(
 
 
 def test_a_damaged_postgres_folder_is_corrupt_with_its_last_words(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as up:
+    with Up(made(tmp_path / "data")) as up:
         up.ready()
         up.stop()
     (up.folder.postgres / "data" / "global" / "pg_control").write_bytes(bytes(8192))
@@ -288,7 +288,7 @@ def test_a_start_cut_off_while_making_the_database_is_made_good(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["nats", "postgres"])
 def test_a_server_that_dies_ends_up_with_its_last_words(tmp_path: Path, name: str) -> None:
-    with Up(tmp_path / "data") as up:
+    with Up(made(tmp_path / "data")) as up:
         other = up.ready().running.servers["postgres" if name == "nats" else "nats"].mark
         os.kill(up.pid(name), signal.SIGKILL)
         code, said = up.end()
@@ -300,12 +300,12 @@ def test_a_server_that_dies_ends_up_with_its_last_words(tmp_path: Path, name: st
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
-    with Up(tmp_path / "data") as up:
+    with Up(made(tmp_path / "data")) as up:
         mark = up.ready().running.servers["postgres"].mark
         assert mark
         os.kill(mark.pid, signal.SIGSTOP)  # so that it does not stop when asked
         up.process.send_signal(signal.SIGINT)
-        up.wait_for("stopping", "PostgreSQL")
+        up.wait_for("stopping")
         assert up.stop(signal.SIGINT) == 130
         os.kill(mark.pid, signal.SIGCONT)
         until(lambda: not mark.is_alive, "the end of PostgreSQL")
@@ -319,7 +319,7 @@ def test_ctrl_c_while_starting_stops_too(tmp_path: Path) -> None:
 
 
 async def test_servers_named_by_settings_are_used_and_not_started(tmp_path: Path, server: NatsServer) -> None:
-    with Up(tmp_path / "one") as one:
+    with Up(made(tmp_path / "one")) as one:
         postgres_url = one.ready().url("postgres")
         given = {"NATS_URL": server.url, "ONCEWIRE_POSTGRES_URL": postgres_url}
         with Up(tmp_path / "two", **given) as two:

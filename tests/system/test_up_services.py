@@ -8,12 +8,12 @@ from pathlib import Path
 import asyncpg
 import nats
 
-from tests.support.up import Up, oncewire
+from tests.support.up import Up, made, oncewire
 
 
 async def test_nothing_is_left_to_plan_after_up(tmp_path: Path) -> None:
     """The plan is empty, and a plain client finds all that the catalogs declare."""
-    up = Up(tmp_path / "data").ready()
+    up = Up(made(tmp_path / "data")).ready()
     try:
         planned = oncewire("topology", "plan", "--json", "--data", str(tmp_path / "data"), cwd=tmp_path)
         assert 0 == planned.returncode, planned.stderr
@@ -47,7 +47,7 @@ async def test_what_is_committed_to_the_outbox_reaches_its_stream(tmp_path: Path
 
 def test_up_says_that_something_is_not_as_declared(tmp_path: Path) -> None:
     """On drift it starts all the same, and says so."""
-    up = Up(tmp_path / "data").ready()
+    up = Up(made(tmp_path / "data")).ready()
     server = up.url("nats")
     changed = tmp_path / "mine.toml"
     changed.write_text('[streams.BILLING]\nmax_age = "1d"\n')
