@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,18 +61,7 @@ def _with_ledger(run: face.Run) -> face.Run:
 
 def load_agent(target: str) -> Agent:
     """The agent behind `module:name`, looked for in the current folder first."""
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise Refused(f"{target!r} is not MODULE:AGENT", hint="For `agent = Agent(…)` in biller.py: biller:agent.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise Refused(f"there is no module {module!r}", hint="Run it in the folder that holds the module.") from None
-    finally:
-        sys.path.pop(0)
+    found = face.load_named(target, "AGENT", hint="For `agent = Agent(…)` in biller.py: biller:agent.")
     if not isinstance(found, Agent):
         raise Refused(f"{target} is {'not there' if found is None else type(found).__name__}, not an Agent")
     return found

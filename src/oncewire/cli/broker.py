@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,18 +114,7 @@ def _address(settings: Settings) -> tuple[str, int]:
 
 def load_router(target: str) -> Router:
     """The callable behind `module:name`, looked for in the current folder first."""
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise Refused(f"{target!r} is not MODULE:CALLABLE", hint="For `def route(…)` in brain.py: brain:route.")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        raise Refused(f"there is no module {module!r}", hint="Run it in the folder that holds the module.") from None
-    finally:
-        sys.path.pop(0)
+    found = face.load_named(target, "CALLABLE", hint="For `def route(…)` in brain.py: brain:route.")
     if not callable(found):
         raise Refused(f"{target} is {'not there' if found is None else type(found).__name__}, not a callable")
     router: Router = found

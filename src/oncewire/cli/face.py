@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import json
 import sys
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from oncewire import settings
-from oncewire.errors import Corrupt, OncewireError, Unavailable
+from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
 
 if TYPE_CHECKING:
     from oncewire.embedded.folder import Server
@@ -119,3 +121,19 @@ def fail(error: OncewireError, as_json: bool) -> NoReturn:
 
 def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def load_named(target: str, what: str, *, hint: str) -> object:
+    """What stands behind `module:name`, looked for in the current folder first, or None."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise Refused(f"{target!r} is not MODULE:{what}", hint=hint)
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there; something that it imports is not
+        raise Refused(f"there is no module {module!r}", hint="Run it in the folder that holds the module.") from None
+    finally:
+        sys.path.pop(0)
