@@ -1,76 +1,26 @@
-"""A broker process that is killed under load, and the ledger of the client that talks to it.
-
-The child (`python -m tests.support.brokerkills FOLDER`) answers one JSON line per request and sends deliveries as they
-come; it is the local engine with its log and nothing else.
-"""
+"""A broker process that is killed under load over HTTP, and the ledger of the client that talks to it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-from oncewire.broker.engine import Consume, Limits, Produced, Settle
-from oncewire.broker.local import open_local
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
+from oncewire.broker.client import BrokerClient
+from oncewire.contracts.broker import BrokerEnvelope, Delivery
 from oncewire.errors import OncewireError
+from tests.support.up import clean_environ
 
-WINDOW = 40
+BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]
+TOPIC, GROUP = "t", "g"
+PRODUCERS = 24
+ACKERS = 8
+LEASE_MS = 60_000
 SECONDS_MAX = 60
-
-
-# ---- the child
-
-
-class _Stream:
-    def __init__(self, send: Any) -> None:
-        self._send = send
-
-    def room(self) -> int:
-        return 1_000
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        for one in deliveries:
-            self._send("got", one.offset, one.value)
-
-    def ended(self, error: OncewireError) -> None:
-        pass
-
-
-async def serve(folder: str) -> None:
-    def send(*parts: Any) -> None:
-        sys.stdout.write(json.dumps(parts) + "\n")
-        sys.stdout.flush()
-
-    engine = await open_local(Path(folder), limits=Limits(settled_age_ms=0, lease_ms=60_000))
-    lines = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    made = asyncio.get_running_loop().create_future()
-    engine.create_topic("", "t", 1, made.set_result)
-    await made
-    joined = asyncio.get_running_loop().create_future()
-    engine.subscribe("", Consume("t", "g", "a"), _Stream(send), joined.set_result)
-    await joined
-    send("ready")
-    while line := await lines.readline():
-        name, argument = json.loads(line)
-        if name == "produce":
-            envelope = BrokerEnvelope(idempotency_key=argument)
-            body = ProduceBody(topic="t", value=argument, envelope=envelope)
-            engine.produce("", body, lambda r, v=argument: send("produced", v, isinstance(r, Produced)))
-        elif name == "ack":
-            settle = Settle("ack", "t", "g", 0, argument, "a")
-            engine.settle("", settle, lambda r, o=argument: send("acked", o, r is None))
-        elif name == "lag":
-            engine.show_topic("", "t", lambda r: send("lag", r.groups[0].lag))  # type: ignore[union-attr]
-    await engine.stop()
-
-
-# ---- the client
 
 
 class Kills:
@@ -86,91 +36,92 @@ class Kills:
         self.acked: set[int] = set()
         self.problems: list[str] = []
         self.kills = 0
+        self._left = 0
+        self._is_struck = asyncio.Event()
+        self._child: asyncio.subprocess.Process | None = None
 
-    async def _child(self) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "tests.support.brokerkills",
-            str(self.folder),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+    @contextlib.asynccontextmanager
+    async def _broker(self) -> AsyncIterator[BrokerClient]:
+        """A running one with its log; gone at the end of the block, whatever is left of it."""
+        words = ["run", "--listen", "127.0.0.1:0", "--wal", str(self.folder), "--broker-settled-age-ms", "0", "--json"]
+        self._child = await asyncio.create_subprocess_exec(
+            *BROKER, *words, env=clean_environ(), stdout=asyncio.subprocess.PIPE
         )
-
-    async def until_killed(self) -> None:
-        """Load, and a kill -9 in the middle of it."""
-        child = await self._child()
-        assert child.stdout is not None
-        left = self.chance.randint(1, 400)
+        assert self._child.stdout is not None
         try:
             async with asyncio.timeout(SECONDS_MAX):
-                while left and (line := await child.stdout.readline()):
-                    left -= self._heard(child, json.loads(line))
+                serving = json.loads(await self._child.stdout.readline())
+                async with BrokerClient(serving["url"], timeout_s=SECONDS_MAX) as client:
+                    await client.create_topic(TOPIC)
+                    yield client
         finally:
-            child.kill()
-            self.kills += 1
-            for line in (await child.stdout.read()).splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    self._heard(None, json.loads(line))
-            await child.wait()
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+            await self._child.wait()
 
-    def _heard(self, child: asyncio.subprocess.Process | None, parts: list[Any]) -> int:
-        """Take note, and go on; returns 1 for what counts as work."""
-        name = parts[0]
-        if name == "ready":
-            for _ in range(WINDOW):
-                self._produce(child)
-            return 0
-        if name == "produced":
-            if parts[2]:
-                self.produced.add(parts[1])
-            self._produce(child)
-        elif name == "got":
-            self._got(child, parts[1], parts[2])
-        elif name == "acked" and parts[2]:
-            self.acked.add(parts[1])
-        return 1
+    async def until_killed(self) -> None:
+        """Load, and a kill -9 in the middle of it: at the very answer that makes the number full."""
+        self._left = self.chance.randint(1, 400)
+        self._is_struck.clear()
+        async with self._broker() as client:
+            waiting: asyncio.Queue[Delivery] = asyncio.Queue()
+            work = [self._produce(client) for _ in range(PRODUCERS)]
+            work += [self._ack(client, waiting) for _ in range(ACKERS)]
+            tasks = [asyncio.create_task(one) for one in [*work, self._consume(client, waiting)]]
+            try:
+                await self._is_struck.wait()
+                await asyncio.sleep(0.01)  # what it answered before is in the sockets, and counts
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        self.kills += 1
 
-    def _produce(self, child: asyncio.subprocess.Process | None) -> None:
-        self._send(child, "produce", f"v{self.next}")
-        self.next += 1
+    def _step(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            assert self._child is not None
+            self._child.kill()
+            self._is_struck.set()
 
-    def _got(self, child: asyncio.subprocess.Process | None, offset: int, value: str) -> None:
+    async def _produce(self, client: BrokerClient) -> None:
+        while True:
+            value, self.next = f"v{self.next}", self.next + 1
+            await client.produce(TOPIC, value, envelope=BrokerEnvelope(idempotency_key=value))
+            self.produced.add(value)
+            self._step()
+
+    async def _consume(self, client: BrokerClient, waiting: asyncio.Queue[Delivery]) -> None:
+        async for delivery in client.consume(TOPIC, GROUP, lease_ms=LEASE_MS):
+            self._got(delivery)
+            if self.chance.random() < 0.9:
+                waiting.put_nowait(delivery)
+            self._step()
+
+    async def _ack(self, client: BrokerClient, waiting: asyncio.Queue[Delivery]) -> None:
+        while True:
+            delivery = await waiting.get()
+            with contextlib.suppress(OncewireError):  # unknown: it may come again
+                await client.ack(client.lease(TOPIC, GROUP, delivery))
+                self.acked.add(delivery.offset)
+                self._step()
+
+    def _got(self, delivery: Delivery) -> None:
+        offset, value = delivery.offset, delivery.value
         if offset in self.acked:
             self.problems.append(f"{offset} was acked and came again")
         if self.values.setdefault(offset, value) != value:
             self.problems.append(f"{offset} was {self.values[offset]} and is {value}")
         if self.offsets.setdefault(value, offset) != offset:
             self.problems.append(f"{value} stands at {self.offsets[value]} and {offset}")
-        if child is not None and self.chance.random() < 0.9:
-            self._send(child, "ack", offset)
-
-    @staticmethod
-    def _send(child: asyncio.subprocess.Process | None, *parts: Any) -> None:
-        if child is not None and child.stdin is not None:
-            child.stdin.write(json.dumps(parts).encode() + b"\n")
 
     async def finish(self) -> list[str]:
         """Read and ack everything; then nothing that was acknowledged may be missing."""
-        child = await self._child()
-        assert child.stdin is not None
-        assert child.stdout is not None
-        async with asyncio.timeout(SECONDS_MAX):
-            self._send(child, "lag", 0)
-            while True:
-                parts = json.loads(await child.stdout.readline())
-                if parts[0] == "got":
-                    self._got(None, parts[1], parts[2])
-                    self._send(child, "ack", parts[1])
-                elif parts[0] == "lag" and parts[1] == 0:
-                    break
-                elif parts[0] in ("lag", "acked"):
-                    self._send(child, "lag", 0)
-            child.stdin.close()
-            await child.wait()
+        async with self._broker() as client:
+            stream = client.consume(TOPIC, GROUP, lease_ms=LEASE_MS)
+            while any(group.lag for group in (await client.topic(TOPIC)).groups):
+                delivery = await anext(stream)
+                self._got(delivery)
+                await client.ack(client.lease(TOPIC, GROUP, delivery))
         missing = self.produced - self.offsets.keys()
         return self.problems + [f"{value} was acknowledged and never came" for value in sorted(missing)]
-
-
-if __name__ == "__main__":
-    asyncio.run(serve(sys.argv[1]))
