@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from oncewire.broker.client import SyncBrokerClient
 from oncewire.cli.broker import broker
-from oncewire.errors import Overloaded
+from oncewire.errors import Overloaded, Unavailable
 from tests.support.up import clean_environ
 
 BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]
@@ -67,6 +70,51 @@ def test_it_serves_stops_and_finds_everything_again(tmp_path: Path) -> None:
     damaged[len(damaged) // 2] ^= 1
     segment.write_bytes(damaged)
     assert 4 == run("wal", "verify", wal).exit_code
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of four megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets us mount nothing; the simulated disk stands for it")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(client: SyncBrokerClient) -> list[str]:
+    """Produce until the disk is full; what was acknowledged."""
+    kept: list[str] = []
+    with contextlib.suppress(Unavailable):
+        while len(kept) < 1_000:
+            client.produce("t", f"{len(kept)} " + "x" * 20_000)
+            kept.append(str(len(kept)))
+    assert 0 < len(kept) < 1_000
+    return kept
+
+
+def test_a_full_disk_is_said_and_the_broker_goes_on_once_there_is_room(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(2 << 20))
+    with Running("--wal", str(small_disk / "wal")) as running, SyncBrokerClient(running.serving["url"]) as client:
+        client.create_topic("t")
+        kept = fill(client)
+        with pytest.raises(Unavailable, match="is full: nothing was written"):
+            client.produce("t", "too much")
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(running.serving["url"] + "/v1/readyz")
+        ballast.unlink()
+        client.produce("t", "after")
+        got: list[str] = []
+        while got[-1:] != ["after"]:
+            for delivery in client.take("t", "g", most=100, wait_s=10):
+                got.append(delivery.value.split()[0])
+                client.ack(client.lease("t", "g", delivery))
+    assert [*kept, "after"] == got
 
 
 def test_without_a_log_it_says_that_it_forgets() -> None:

@@ -56,6 +56,7 @@ from oncewire.broker.records import (
 )
 from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
 from oncewire.contracts.broker import (
+    DEAD_PREFIX,
     BrokerEnvelope,
     DeadLetter,
     DeliveredEnvelope,
@@ -65,7 +66,6 @@ from oncewire.contracts.broker import (
 )
 from oncewire.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
 
-GRAVEYARD: Final = "dlq."
 NACKED: Final = "nack"
 TIMED_OUT: Final = "ack_timeout"
 EXPIRED: Final = "message deadline exceeded"
@@ -421,7 +421,7 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     if index < 0:
         return []
     records: list[Record] = []
-    name = (topic.tenant, GRAVEYARD + topic.name)
+    name = (topic.tenant, DEAD_PREFIX + topic.name)
     graveyard = state.topics.get(name) or state.making.get(name)
     if graveyard is None:
         records.append(_make_topic(state, now_ms, *name, len(topic.partitions)))

@@ -21,6 +21,9 @@ from oncewire.errors import ContractViolation
 
 NAME = "broker"
 NAME_BYTES_MAX = 200
+DEAD_PREFIX = "dlq."
+"""Of the topic that takes a topic's dead letters. Its name may be longer by this: those of the longest name must be
+readable too."""
 DEADLINE_NAMES = ("deadline", "deadline_rfc3339", "deadline_ms")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -185,7 +188,8 @@ def _checked(envelope: BrokerEnvelope) -> BrokerEnvelope:
 
 def check_name(name: str, field: str) -> str:
     """A topic, group or owner: 1 to 200 bytes of UTF-8 without control characters."""
-    if not name or len(name.encode("utf-8", "replace")) > NAME_BYTES_MAX:
+    bytes_max = NAME_BYTES_MAX + (len(DEAD_PREFIX) if name.startswith(DEAD_PREFIX) else 0)
+    if not name or len(name.encode("utf-8", "replace")) > bytes_max:
         raise ContractViolation(f"{NAME}: {field}: must be 1 to {NAME_BYTES_MAX} bytes", field=field)
     if any(char < " " or "\x7f" <= char <= "\x9f" for char in name):
         raise ContractViolation(f"{NAME}: {field}: has a control character: {name!r}", field=field)
