@@ -31,9 +31,9 @@ async def test_it_relays_until_it_is_told_to_stop(server: NatsServer) -> None:
             await drained(url)
             process.send_signal(signal.SIGTERM)
             assert json.loads(process.stdout.readline()) == {"event": "end", "published": 1}
+            assert process.wait(30) == 0
         finally:
-            process.terminate()
-    assert process.returncode == 0
+            process.kill()
     assert await assert_all_once_in_order(server.url, url) == 1
 
 
