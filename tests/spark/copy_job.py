@@ -13,7 +13,8 @@ import sys
 from oncewire.pipeline import spark_session
 from oncewire.pipeline.source import HAS_ADMISSION
 
-RECORDS = 2_000
+RECORDS = 20_000
+"""So many that publishing a batch takes long enough to be struck."""
 
 
 def main(master: str, url: str, source: str, sink: str, checkpoint: str, last: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.spark.support import stored
+from tests.spark.support import state, stored, until
 from tests.support.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +115,12 @@ def copying(
         yield job
     finally:
         job.close()
+
+
+def await_publishing(server: NatsServer, sink: str) -> None:
+    """Until a batch is being published just now: a kill between two batches would prove little."""
+    before = state(server, sink)["messages"]
+    until(lambda: state(server, sink)["messages"] > before, STEP_S)
 
 
 def assert_each_once(server: NatsServer, sink: str, count: int) -> None:

@@ -11,7 +11,7 @@ from tests.spark.kills import assert_each_once, copying
 from tests.spark.support import fill, make_stream
 from tests.support.nats import NatsServer
 
-COUNT = 4_000
+COUNT = 40_000
 
 
 @pytest.mark.timeout(600)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.kills import assert_each_once, copying
+from tests.spark.kills import assert_each_once, await_publishing, copying
 from tests.spark.support import fill, make_stream
 from tests.support.nats import NatsServer
 
-COUNT = 8_000
+COUNT = 60_000
 
 
 @pytest.mark.timeout(600)
@@ -20,13 +20,13 @@ def test_each_message_stands_once_after_kills_of_driver_workers_and_server(serve
     fill(server, source, COUNT)
     checkpoint = tmp_path / "checkpoint"
     with copying(server, source, sink, checkpoint, COUNT) as job:
-        assert job.said("batch")
+        await_publishing(server, sink)
         job.kill()
     with copying(server, source, sink, checkpoint, COUNT) as job:
         assert job.said("started")
         server.kill()
         server.start()
-        assert job.said("batch")
+        await_publishing(server, sink)
         assert job.kill_workers()
         is_finished = job.is_finished()
     if not is_finished:
