@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.cluster import Cluster, cluster
 from tests.spark.copy_job import RECORDS
-from tests.spark.kills import LOCAL, CopyJob, assert_each_once, copying
+from tests.spark.kills import LOCAL, CopyJob, assert_each_once, await_publishing, copying
 from tests.spark.support import fill, make_stream, state
 from tests.support.nats import NatsServer
 
@@ -60,8 +60,12 @@ class Strikes:
         self.filled += 3 * RECORDS
 
     def wait_a_moment(self) -> None:
-        """Somewhere between the end of a batch and the end of the next: planning, reading, publishing, committing."""
-        threading.Event().wait(self.rng.uniform(0.0, MOMENT_MAX_S))
+        """Every other time while a batch is being published, else anywhere between the end of one batch and the end of
+        the next: planning, reading, committing."""
+        if len(self.done) % 2:
+            await_publishing(self.server, self.sink)
+        else:
+            threading.Event().wait(self.rng.uniform(0.0, MOMENT_MAX_S))
 
     def finish(self) -> None:
         with copying(self.server, self.source, self.sink, self.checkpoint, self.filled, self.master) as job:
