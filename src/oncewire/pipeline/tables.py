@@ -1,0 +1,335 @@
+"""The tables of the lake as data: columns, keys, grain and place of each, and how another job reads one.
+
+    <lake>/bronze             one row per stored message, raw               position
+    <lake>/gaps               one row per range of sequences that bronze does not have, with its cause
+    <lake>/quarantine         one row per message that silver refused, raw  position
+    <lake>/silver/<family>    one row per identity                          key (16 bytes)
+
+    family      subjects of the contracts                one row is
+    runtime     evt.>, cmd.>                             a runtime envelope, complete as a handler sees it
+    message     sr.>, the platform's                     a MessageEnvelope
+    realtime    chat.>                                   an event of a conversation
+    ledger      ledger.*.*                               an announced block, its positions and effects nested
+    letter      dlq.>                                    a dead letter
+    request     dlq_requests.*                           what an agent handed to the dead-letter service
+    replay      dlq_replays.*                            a step of a letter's way back
+    advisory    $JS.EVENT.ADVISORY.CONSUMER.…            a delivery that the server gave up
+
+A *position* is (stream, created_ns, incarnation, sequence): sequences alone begin anew when a stream is made again or
+went back. Every bronze row of a known family ends in exactly one place: in silver, in quarantine, or counted as the
+duplicate of a silver row. Silver's rows are found in bronze by their position, where the raw bytes and headers stand.
+
+Tables are Delta tables. `date` (UTC, of the stream's time) is the last column, so that a lake that is partitioned by it
+has the same schema as one that is not. A version of a table never changes: read_table(…, version=n) is a fixed cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from oncewire.contracts.catalog import Family
+from oncewire.errors import NotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+HEADERS: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+RANGES: Final = pa.list_(pa.field("element", pa.struct([pa.field("first", pa.int64()), pa.field("last", pa.int64())])))
+"""Closed ranges of sequences."""
+
+Columns = tuple[tuple[str, Any], ...]
+
+POSITION: Final[Columns] = (
+    ("stream", pa.string()),
+    ("created_ns", pa.int64()),  # when the stream was made, Unix nanoseconds
+    ("incarnation", pa.int32()),  # how often it was accepted that the stream went back
+    ("sequence", pa.int64()),
+)
+RAW: Final[Columns] = (
+    ("tenant", pa.string()),  # what subject or headers say; null where only the body could
+    *POSITION,
+    ("subject", pa.string()),
+    ("timestamp", TIMESTAMP),  # when the stream took it in
+    ("nanos", pa.int32()),  # the three digits that `timestamp` cannot hold
+    ("headers", HEADERS),
+    ("payload", pa.binary()),  # byte for byte
+)
+DATE: Final[Columns] = (("date", pa.date32()),)
+COMMON: Final[Columns] = (
+    ("tenant", pa.string()),
+    *POSITION,
+    ("subject", pa.string()),
+    ("timestamp", TIMESTAMP),
+    ("key", pa.binary()),  # 16 bytes: hash of tenant, workspace, identity (and digest, of an edited replay)
+    ("identity", pa.string()),  # as the ledger knows it
+    ("msg_id", pa.string()),  # Nats-Msg-Id: an effect's id; null without one
+    ("event_time", TIMESTAMP),  # what the message says; the stream's time where it says nothing
+    ("trace_id", pa.string()),
+    ("span_id", pa.string()),
+    ("causation_id", pa.string()),
+    ("correlation_id", pa.string()),
+)
+ENVELOPE: Final[Columns] = (
+    ("id", pa.string()),
+    ("type", pa.string()),
+    ("schema_version", pa.string()),
+    ("idempotency_key", pa.string()),
+    ("actor_id", pa.string()),
+    ("digest", pa.binary()),  # 32 bytes over canonical type and payload: what the state hash takes
+    ("replaces", pa.string()),  # hex digest that an edited replay replaces; its identity then has two rows
+    ("replay_for", pa.string()),  # the consumer that a replay is meant for
+    ("payload", pa.string()),  # JSON text of the envelope's payload
+)
+_INPUTS: Final = pa.struct(
+    [
+        ("stream", pa.string()),
+        ("created_ns", pa.int64()),
+        ("incarnation", pa.int32()),
+        ("consumer", pa.string()),
+        ("filters", pa.list_(pa.field("element", pa.string()))),
+        ("start", pa.int64()),
+        ("sum", pa.string()),  # hex, over (stream, sequence, raw body) of all positions here
+        *((outcome, RANGES) for outcome in ("done", "duplicate", "terminated", "dead", "passed")),
+        (
+            "listed",  # of a work queue, which no other reader sees
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct([("sequence", pa.int64()), ("identity", pa.string()), ("digest", pa.string())]),
+                )
+            ),
+        ),
+    ]
+)
+_LETTER: Final[Columns] = (
+    ("cause", pa.string()),  # the short name that letters are grouped by
+    ("error", pa.string()),
+    ("outcome", pa.string()),
+    ("consumer", pa.string()),
+    ("deliveries", pa.int64()),
+    ("origin_stream", pa.string()),
+    ("origin_created_ns", pa.int64()),
+    ("origin_sequence", pa.int64()),
+    ("origin_timestamp_ns", pa.int64()),
+    ("origin_subject", pa.string()),
+    ("body_is", pa.string()),  # '' the original's bytes; 'gone'; 'pointer'
+    ("body", pa.binary()),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its name is its path below the lake."""
+
+    name: str
+    columns: Columns
+    keys: tuple[str, ...]
+    """What no two rows share."""
+    grain: str
+    family: Family | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([pa.field(name, kind) for name, kind in self.columns])
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether `--partition-by date` partitions it."""
+        return self.columns[-1][0] == "date"
+
+
+_PLACE = tuple(name for name, _ in POSITION)
+
+BRONZE: Final = Table("bronze", (*RAW, *DATE), _PLACE, "a stored message")
+GAPS: Final = Table(
+    "gaps",
+    (
+        *POSITION[:3],
+        ("first", pa.int64()),
+        ("last", pa.int64()),  # closed range
+        # before: gone when the pipeline first read the stream · deleted: removed one by one · limit: what limits per
+        # subject or TTL do · trimmed, recreated, went back: a loss that a person accepted
+        ("cause", pa.string()),
+        ("detail", pa.string()),
+        ("found_at", TIMESTAMP),
+    ),
+    (*_PLACE[:3], "first"),
+    "a range of sequences that bronze does not have",
+)
+QUARANTINE: Final = Table(
+    "quarantine",
+    (
+        *RAW,
+        ("family", pa.string()),  # null where no contract names the subject
+        ("reason", pa.string()),  # contract, version, subject, identity, identity_conflict
+        ("detail", pa.string()),
+        *DATE,
+    ),
+    _PLACE,
+    "a message that silver refused",
+)
+
+
+def _silver(family: Family, name: str, grain: str, *columns: tuple[str, Any]) -> Table:
+    return Table(f"silver/{name}", (*COMMON, *columns, *DATE), ("key",), grain, family)
+
+
+SILVER: Final = {
+    "runtime": _silver(
+        Family.RUNTIME,
+        "runtime",
+        "a runtime envelope",
+        ("workspace", pa.string()),
+        *ENVELOPE,
+        ("actor_role", pa.string()),
+        ("source_agent", pa.string()),
+        ("source_adapter", pa.string()),
+        ("principal_id", pa.string()),
+        ("principal_type", pa.string()),
+        ("reply_to", pa.string()),
+        ("entity_id", pa.string()),
+        ("expected_version", pa.int64()),
+    ),
+    "message": _silver(
+        Family.MESSAGE,
+        "message",
+        "a MessageEnvelope",
+        ("workspace", pa.string()),
+        *ENVELOPE,
+        ("actor_kind", pa.string()),
+    ),
+    "realtime": _silver(
+        Family.REALTIME,
+        "realtime",
+        "an event of a conversation",
+        ("type", pa.string()),
+        ("version", pa.string()),
+        ("conversation_id", pa.string()),
+        ("epoch", pa.string()),
+        ("conversation_sequence", pa.int64()),
+        ("message_id", pa.string()),
+        ("chunk_id", pa.string()),
+        ("guarantee", pa.string()),
+        ("dedupe_key", pa.string()),
+        ("payload", pa.string()),  # JSON text of the event
+    ),
+    "ledger": _silver(
+        Family.BLOCK,
+        "ledger",
+        "an announced block",
+        ("version", pa.int32()),
+        ("ledger", pa.string()),
+        ("workspace", pa.string()),
+        ("agent", pa.string()),
+        ("number", pa.int64()),
+        ("previous", pa.string()),  # hex hash of the announcement before
+        ("hash", pa.string()),  # hex hash of this announcement
+        ("inputs", pa.list_(pa.field("element", _INPUTS))),
+        ("effects", pa.list_(pa.field("element", pa.string()))),
+        ("state", pa.string()),  # hex state hash so far
+        ("confirmed_block", pa.int64()),
+        (
+            "confirmed_streams",  # the highest confirmed sequence by stream
+            pa.list_(pa.field("element", pa.struct([("stream", pa.string()), ("sequence", pa.int64())]))),
+        ),
+    ),
+    "letter": _silver(Family.LETTER, "letter", "a dead letter", *_LETTER),
+    "request": _silver(Family.LETTER, "request", "what an agent handed to the dead-letter service", *_LETTER),
+    "replay": _silver(
+        Family.REPLAY,
+        "replay",
+        "a step of a letter's way back",
+        ("letter", pa.string()),  # the last token of the letter's id
+        ("payload", pa.string()),
+    ),
+    "advisory": _silver(
+        Family.ADVISORY,
+        "advisory",
+        "a delivery that the server gave up",
+        ("type", pa.string()),
+        ("consumer", pa.string()),
+        ("deliveries", pa.int64()),
+        ("origin_stream", pa.string()),
+        ("origin_sequence", pa.int64()),
+        ("payload", pa.string()),
+    ),
+}
+TABLES: Final = {table.name: table for table in (BRONZE, GAPS, QUARANTINE, *SILVER.values())}
+
+
+def table_path(lake: str | Path, name: str) -> str:
+    return str(Path(lake) / name)
+
+
+def open_table(lake: str | Path, name: str, version: int | None = None) -> DeltaTable:
+    """The table, at a version or the newest one."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(table_path(lake, name), version=version)
+    except TableNotFoundError:
+        raise NotFound(
+            f"the lake {lake} has no table {name}", hint="`oncewire pipeline run --once` makes the tables."
+        ) from None
+
+
+def read_table(spark: SparkSession, lake: str | Path, name: str, version: int | None = None) -> DataFrame:
+    """A table in Spark by its list of files, without Delta's jars: the same rows for the same version."""
+    return read_files(spark, lake, name, open_table(lake, name, version))
+
+
+def read_files(
+    spark: SparkSession, lake: str | Path, name: str, table: DeltaTable, files: Sequence[str] | None = None
+) -> DataFrame:
+    """These files of an opened table (paths below it), or all. Columns that a file does not have are null."""
+    import json
+
+    from pyspark.sql.types import StructType
+
+    schema = StructType.fromJson(json.loads(table.schema().to_json()))
+    root = table_path(lake, name)
+    paths = [f"{root}/{one}" for one in files] if files is not None else [local_path(uri) for uri in table.file_uris()]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).option("basePath", root).parquet(*paths)
+
+
+def local_path(uri: str) -> str:
+    """A file's path as Spark takes it: delta-rs shows paths as URLs, with what is special in them escaped."""
+    parts = urlsplit(uri)
+    return unquote(parts.path) if parts.scheme == "file" else unquote(uri) if "%" in uri else uri
+
+
+Lifetime = tuple[str, int, int]
+"""A stream between two breaks: its name, creation time and incarnation. Sequences count within one."""
+
+
+def app_id(lifetime: Lifetime) -> str:
+    """The transaction id under which bronze keeps how far it has read, as the last sequence of the last range."""
+    stream, created_ns, incarnation = lifetime
+    return f"{stream}@{created_ns}+{incarnation}"
+
+
+def high_water(bronze: DeltaTable) -> dict[Lifetime, int]:
+    """Up to which sequence this version of bronze has everything that was there: what an audit cuts at.
+
+    Every file of bronze is of one lifetime, so the files' own statistics name them all.
+    """
+    files = pa.table(bronze.get_add_actions(flatten=True))
+    if not files.num_rows:
+        return {}
+    places = files.select([f"min.{name}" for name in _PLACE[:3]])
+    lifetimes = set(zip(*(column.to_pylist() for column in places.columns), strict=True))
+    return {one: bronze.transaction_version(app_id(one)) or 0 for one in sorted(lifetimes)}
