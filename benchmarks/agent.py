@@ -39,10 +39,11 @@ from oncewire.agent.outflow import Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.run import Runner, own_the_process
 from oncewire.agent.sources import open_source
+from oncewire.contracts.blocks import Outcome
 from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
 from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.protocol import Message, encode_headers
-from oncewire.ledger.rules import Content, Entry, Outcome, identity_key
+from oncewire.ledger.rules import Content, Entry, identity_key
 from oncewire.ledger.rules import Source as LedgerSource
 from oncewire.ledger.sqlite import SqliteStore
 from oncewire.ledger.store import Mark

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Outcome
 from oncewire.errors import OncewireError, Refused
 from oncewire.ledger import rules
 from oncewire.ledger.processes import process_name
-from oncewire.ledger.rules import Delayed, Outcome
+from oncewire.ledger.rules import Delayed
 from oncewire.ledger.store import Attempt, Block, Mark, Store
 from tests.support.ledgers import (
     AGENT,
@@ -304,17 +306,17 @@ def end_by(store: Store, end: str) -> None:
 
 def assert_chain_holds(store: Store) -> None:
     """Each announcement names the hash of the one before; the state is what all entries add up to, in any order."""
-    head, previous = store.head(), rules.NO_HASH
+    head, previous = store.head(), blocks.NO_HASH
     elements: list[bytes] = []
     for number in range(1, head.number + 1):
         block = store.block(number)
         assert block is not None
-        announced = rules.read_announcement(block.announcement)
+        announced = blocks.read_announcement(block.announcement)
         assert (number, previous.hex()) == (announced.number, announced.previous)
         previous = hashlib.sha256(block.announcement).digest()
-        elements += [rules.element(NAME, one) for one in block.content.entries if one.outcome in rules.COUNTED]
-        assert announced.state == rules.add(rules.NO_STATE, elements[::-1]).hex()
-    assert (previous, rules.add(rules.NO_STATE, sorted(elements))) == (head.hash, head.state)
+        elements += [rules.element(NAME, one) for one in block.content.entries if one.outcome in blocks.COUNTED]
+        assert announced.state == blocks.add(blocks.NO_STATE, elements[::-1]).hex()
+    assert (previous, blocks.add(blocks.NO_STATE, sorted(elements))) == (head.hash, head.state)
 
 
 def test_blocks_chain_and_states_add_up(store: Store, other: Store) -> None:
@@ -397,8 +399,8 @@ def test_a_mark_that_comes_late_changes_nothing(store: Store) -> None:
 def test_the_next_announcement_says_what_is_confirmed(store: Store) -> None:
     settle(store, [1])
     mark(store, Mark(1, 0, 0, "LEDGER", 5))
-    announced = rules.read_announcement(settle(store, [2]).announcement)
-    assert announced.confirmed == rules.Confirmed(1, {"LEDGER": 5})
+    announced = blocks.read_announcement(settle(store, [2]).announcement)
+    assert announced.confirmed == blocks.Confirmed(1, {"LEDGER": 5})
 
 
 # ---- small facts
@@ -557,14 +559,14 @@ def test_old_blocks_are_forgotten_with_their_keys_and_calls_and_the_base_stands_
     settle_old(store, 5)
     for number in (2, 9):
         store.keep_call(key_of(number), "charge", b"1")
-    third = rules.read_announcement(read(store, 3).announcement)
+    third = blocks.read_announcement(read(store, 3).announcement)
 
     assert 3 == store.forget(NOW_MS + 1, 3)
 
     for one in (store, other):
         base = one.base()
         assert (3, third.state) == (base.number, base.state.hex())
-        assert base.hash.hex() == rules.read_announcement(read(one, 4).announcement).previous
+        assert base.hash.hex() == blocks.read_announcement(read(one, 4).announcement).previous
         assert [None, None, None] == [one.block(number) for number in (1, 2, 3)]
         assert {8: (4, 0), 9: (4, 1), 10: (5, 0), 11: (5, 1)} == found_by(one, range(2, 12))
         assert (None, b"1") == (one.call_result(key_of(2), "charge"), one.call_result(key_of(9), "charge"))

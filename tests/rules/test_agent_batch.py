@@ -11,8 +11,9 @@ import pytest
 from oncewire import Agent, Effect
 from oncewire.agent.batch import GroupCommit, Limits, Settled
 from oncewire.agent.read import Reading
+from oncewire.contracts.blocks import Outcome
 from oncewire.jetstream import Message
-from oncewire.ledger.rules import Ledger, Outcome, Source
+from oncewire.ledger.rules import Ledger, Source
 from oncewire.ledger.sqlite import SqliteStore
 
 SUBJECT = "evt.default.default.orders.placed"

@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Confirmed, Outcome
 from oncewire.ledger import rules
-from oncewire.ledger.rules import Confirmed, Content, Entry, Head, Ledger, Outcome, Sending, Source
+from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
 
 LEDGER = Ledger("abc-1", "default", "demo", "biller")
 SOURCES = {
@@ -80,7 +82,7 @@ def test_a_border_between_parts_is_part_of_the_key(one: tuple[str, str], two: tu
     assert rules.identity_key(*one) != rules.identity_key(*two)
     assert rules.position_key(*one, "", 1) != rules.position_key(*two, "", 1)
     assert rules.position_key("a", *one, 1) != rules.position_key("a", *two, 1)
-    assert rules.announcement_id(*one, 1) != rules.announcement_id(*two, 1)
+    assert blocks.announcement_id(*one, 1) != blocks.announcement_id(*two, 1)
 
 
 def test_an_identity_never_passes_for_a_position() -> None:
@@ -101,23 +103,23 @@ def test_an_identity_with_a_lone_surrogate_has_a_key() -> None:
 
 @given(st.lists(st.binary(min_size=64, max_size=64), max_size=8), st.randoms(use_true_random=False))
 def test_a_sum_depends_on_neither_order_nor_grouping(elements: list[bytes], chance: random.Random) -> None:
-    whole = rules.add(rules.NO_STATE, elements)
+    whole = blocks.add(blocks.NO_STATE, elements)
     mixed = elements[:]
     chance.shuffle(mixed)
     cut = chance.randint(0, len(mixed))
-    assert whole == rules.add(rules.add(rules.NO_STATE, mixed[:cut]), mixed[cut:])
-    assert whole == rules.add(rules.add(rules.NO_STATE, mixed[:cut]), [rules.add(rules.NO_STATE, mixed[cut:])])
+    assert whole == blocks.add(blocks.add(blocks.NO_STATE, mixed[:cut]), mixed[cut:])
+    assert whole == blocks.add(blocks.add(blocks.NO_STATE, mixed[:cut]), [blocks.add(blocks.NO_STATE, mixed[cut:])])
 
 
 def test_lanes_do_not_carry_into_each_other() -> None:
     full = b"\xff" * 64
-    assert rules.add(full, [(1).to_bytes(8, "little") + bytes(56)]) == bytes(8) + full[8:]
+    assert blocks.add(full, [(1).to_bytes(8, "little") + bytes(56)]) == bytes(8) + full[8:]
 
 
 def test_a_sum_tells_one_from_two() -> None:
     """Exclusive or would not."""
-    once = rules.add(rules.NO_STATE, [rules.element("a", entry(1))])
-    assert rules.NO_STATE != rules.add(once, [rules.element("a", entry(1))]) != once
+    once = blocks.add(blocks.NO_STATE, [rules.element("a", entry(1))])
+    assert blocks.NO_STATE != blocks.add(once, [rules.element("a", entry(1))]) != once
 
 
 @pytest.mark.parametrize(
@@ -157,14 +159,14 @@ def test_the_state_is_the_same_for_any_order_and_any_blocks(order: list[int], cu
             block = []
         block.append(entry(number))
     head, _ = grow(head, *block)
-    assert head.state == rules.add(rules.NO_STATE, [rules.element(LEDGER.name, entry(one)) for one in range(6)])
+    assert head.state == blocks.add(blocks.NO_STATE, [rules.element(LEDGER.name, entry(one)) for one in range(6)])
 
 
 def test_duplicates_and_replays_for_others_change_no_state() -> None:
     head, _ = grow(rules.FIRST, entry(1, Outcome.DUPLICATE), entry(2, Outcome.PASSED))
-    assert rules.NO_STATE == head.state
+    assert blocks.NO_STATE == head.state
     for counted in (Outcome.DONE, Outcome.DEAD, Outcome.TERMINATED):
-        assert rules.NO_STATE != grow(rules.FIRST, entry(1, counted))[0].state
+        assert blocks.NO_STATE != grow(rules.FIRST, entry(1, counted))[0].state
 
 
 # ---- blocks
@@ -172,7 +174,7 @@ def test_duplicates_and_replays_for_others_change_no_state() -> None:
 
 @given(st.sets(st.integers(0, 40)))
 def test_ranges_cover_exactly_their_numbers(numbers: set[int]) -> None:
-    found = rules.ranges(list(numbers) * 2)
+    found = blocks.ranges(list(numbers) * 2)
     assert sorted(numbers) == [number for first, last in found for number in range(first, last + 1)]
     assert all(last + 1 < first for (_, last), (first, _) in pairwise(found))
 
@@ -180,7 +182,7 @@ def test_ranges_cover_exactly_their_numbers(numbers: set[int]) -> None:
 def test_each_block_names_the_hash_of_the_announcement_before_it() -> None:
     head, first = grow(rules.FIRST, entry(1))
     after, second = grow(head, entry(2))
-    one, two = rules.read_announcement(first), rules.read_announcement(second)
+    one, two = blocks.read_announcement(first), blocks.read_announcement(second)
     assert (1, "00" * 32) == (one.number, one.previous)
     assert (2, hashlib.sha256(first).hexdigest()) == (two.number, two.previous)
     assert hashlib.sha256(second).digest() == after.hash
@@ -191,7 +193,7 @@ def test_an_announcement_says_what_an_auditor_needs() -> None:
     entries = [entry(1), entry(2), entry(3, Outcome.DEAD), entry(5, Outcome.DUPLICATE), entry(7, stream="COMMANDS")]
     block = rules.summed(LEDGER, content(*entries, effects=2), SOURCES)
     _, made = rules.next_block(LEDGER, rules.FIRST, block, Confirmed(3, {"EVENTS": 9}))
-    announced = rules.read_announcement(made)
+    announced = blocks.read_announcement(made)
     commands, events = announced.inputs
     assert (["fx.0", "fx.1"], Confirmed(3, {"EVENTS": 9})) == (announced.effects, announced.confirmed)
     assert ("abc-1", "default", "demo", "biller") == (
@@ -213,8 +215,33 @@ def test_an_announcement_says_what_an_auditor_needs() -> None:
         events.filters,
         events.start,
     )
-    assert events.sum == rules.add(rules.NO_STATE, [rules.position_element(one) for one in entries[:4]]).hex()
+    assert events.sum == blocks.add(blocks.NO_STATE, [rules.position_element(one) for one in entries[:4]]).hex()
     assert ([], [(7, "key:7", entries[4].digest.hex())]) == (events.listed, commands.listed)
+    assert ([], [entries[4].subject]) == (events.subjects, commands.subjects)
+
+
+def test_an_announcement_says_where_effects_go_and_how_far_every_input_is_settled() -> None:
+    """What an auditor cannot see (a work queue) must not pass for lost, nor what is lost for in progress."""
+    sendings = [Sending(f"fx.{at}", "s", b"", None, stream) for at, stream in enumerate(["A", "B", "A", "A"])]
+    sources = SOURCES | {"EVENTS": msgspec.structs.replace(SOURCES["EVENTS"], settled=41)}
+    made = rules.summed(LEDGER, Content([], sendings, 0, {}), sources)
+    announced = blocks.read_announcement(rules.next_block(LEDGER, rules.FIRST, made, NOTHING)[1])
+    assert {"A": [(0, 0), (2, 3)], "B": [(1, 1)]} == announced.targets
+    assert [("EVENTS", SOURCES["EVENTS"].created, 41)] == announced.settled
+    assert {"A": [(0, 1)]} == rules.targets_of([sendings[0], sendings[2]])
+
+
+def test_an_announcement_from_before_those_fields_is_read() -> None:
+    block = rules.summed(LEDGER, content(entry(1)), SOURCES)
+    made = rules.next_block(LEDGER, rules.FIRST, block, NOTHING)[1]
+    assert b"targets" not in made
+    assert ({}, []) == (blocks.read_announcement(made).targets, blocks.read_announcement(made).settled)
+
+
+def test_listed_inputs_name_each_subject_unless_it_is_the_same() -> None:
+    entries = [entry(1, stream="COMMANDS"), entry(2, stream="COMMANDS", subject="cmd.other")]
+    [listed] = rules.inputs_of(entries, SOURCES)
+    assert [entries[0].subject, "cmd.other"] == listed.subjects
 
 
 def test_content_goes_there_and_back() -> None:
@@ -223,7 +250,7 @@ def test_content_goes_there_and_back() -> None:
 
 
 def test_announcements_have_ids_of_their_own() -> None:
-    ids = {rules.announcement_id(ledger, agent, number) for ledger in "ab" for agent in "cd" for number in range(3)}
+    ids = {blocks.announcement_id(ledger, agent, number) for ledger in "ab" for agent in "cd" for number in range(3)}
     assert 12 == len(ids)
     assert all(one.startswith("bl.") for one in ids)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from oncewire.agent import Agent
 from oncewire.agent.run import Runner, running
+from oncewire.contracts import blocks
 from oncewire.jetstream import Client
-from oncewire.ledger import rules
 from oncewire.ledger.sqlite import SqliteStore
 from tests.support.streams import unique
 
@@ -41,7 +41,7 @@ class Work:
 
     @property
     def full_name(self) -> str:
-        return rules.agent_name("default", "dlq", self.agent.name)
+        return blocks.agent_name("default", "dlq", self.agent.name)
 
     @contextlib.asynccontextmanager
     async def running(self, client: Client) -> AsyncIterator[Runner]:

@@ -13,16 +13,18 @@ from typing import Any
 
 import psycopg
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Outcome
 from oncewire.database.migrate import migrations
 from oncewire.ledger import rules
 from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.rules import Content, Delayed, Entry, Outcome, Sending, Source
+from oncewire.ledger.rules import Content, Delayed, Entry, Sending, Source
 from oncewire.ledger.sqlite import SqliteStore
 from oncewire.ledger.store import Appended, Mark, Store
 from tests.support.postgres import shared_postgres
 
 TENANT, WORKSPACE, AGENT = "default", "demo", "biller"
-NAME = rules.agent_name(TENANT, WORKSPACE, AGENT)
+NAME = blocks.agent_name(TENANT, WORKSPACE, AGENT)
 STREAM, CREATED = "EVENTS", "2026-01-01T00:00:00Z"
 SOURCES = {STREAM: Source(STREAM, CREATED, "biller_consumer", ("evt.>",), 1, False)}
 NOW_MS = 1_790_000_000_000

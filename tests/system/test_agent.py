@@ -16,11 +16,11 @@ import pydantic
 import pytest
 
 from oncewire.agent import Agent, Context, Effect, Retry, Terminate
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Announcement
 from oncewire.contracts.message import new_message
 from oncewire.errors import Conflict
 from oncewire.jetstream import Client
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Announcement
 from tests.support.nats import NatsServer
 from tests.support.running import (
     COMMANDS,
@@ -460,7 +460,7 @@ async def test_the_ledgers_blocks_chain_and_their_sums_follow_from_the_stream(
     assert blocks[-1].confirmed.block == blocks[-1].number - 1, "the closing block says that all before it is confirmed"
 
 
-def _positions(inputs: rules.Inputs) -> dict[int, str]:
+def _positions(inputs: blocks.Inputs) -> dict[int, str]:
     names = ("done", "duplicate", "terminated", "dead", "passed")
     return {seq: name for name in names for first, last in getattr(inputs, name) for seq in range(first, last + 1)}
 

@@ -22,12 +22,13 @@ import msgspec
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Effect, effects_of
 from oncewire.contracts import ids
+from oncewire.contracts.blocks import Announcement, Outcome
 from oncewire.contracts.inputs import read_input
 from oncewire.contracts.runtime import RuntimeEnvelope
 from oncewire.errors import Corrupt, Refused
 from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
-from oncewire.ledger.rules import Announcement, Entry, Outcome
+from oncewire.ledger.rules import Entry
 from oncewire.ledger.store import Block, Store
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
 from oncewire.contracts import subjects
+from oncewire.contracts.blocks import agent_name
 from oncewire.errors import Refused
-from oncewire.ledger.rules import agent_name
 
 if TYPE_CHECKING:
     from oncewire.agent.adapter import Adapted, Adapter

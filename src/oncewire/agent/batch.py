@@ -17,7 +17,6 @@ published before the message is settled.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,13 +29,14 @@ from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, 
 from oncewire.agent.handlers import Handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids, letters, subjects
+from oncewire.contracts.blocks import Outcome, raw_digest
 from oncewire.contracts.inputs import Input
 from oncewire.errors import ContractViolation, Refused, TooLarge
 from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.pull import Delivery
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Outcome, Sending, Source
+from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source
 from oncewire.ledger.store import Appended, Attempt, Mark, Store
 
 NO_HANDLER = "no_handler"
@@ -329,7 +329,7 @@ class GroupCommit:
         if item.input is not None:
             identity, digest = item.input.identity, item.input.digest
         else:
-            identity, digest = "", hashlib.sha256(message.payload).digest()
+            identity, digest = "", raw_digest(message.payload)
         entry = Entry(
             key, identity, item.subject, message.payload, message.header_raw, outcome, delivery.stream,
             delivery.sequence, delivery.timestamp_ns, digest, effects, error,

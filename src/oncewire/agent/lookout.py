@@ -182,6 +182,7 @@ class Lookout:
         """Before anything is pulled: an agent that reads a stream for the first time begins where the stream does."""
         self._watches = {one.source.stream: _Watch(one, seen[one.source.stream]) for one in opened}
         for watch in self._watches.values():
+            self._tell(watch)
             source = watch.opened.source
             known = await losses.losses(self._client, source.stream)
             watch.losses = [one for one in known if one.reader == source.consumer]
@@ -212,10 +213,16 @@ class Lookout:
             watch.stuck_at = 0.0
             self._move(watch, *seen_by(facts))
 
-    @staticmethod
-    def _move(watch: _Watch, sequence: int, timestamp_ns: int) -> None:
+    def _move(self, watch: _Watch, sequence: int, timestamp_ns: int) -> None:
         if sequence > watch.seen.sequence:
             watch.seen = Seen(watch.seen.created, sequence, timestamp_ns)
+            self._tell(watch)
+
+    def _tell(self, watch: _Watch) -> None:
+        """The blocks from now on announce it. Acks come after the announcement, so an auditor who has read a block has
+        those before it that settle what it calls settled."""
+        source = watch.opened.source
+        self._commits.sources[source.stream] = msgspec.structs.replace(source, settled=watch.seen.sequence)
 
     async def note(self) -> None:
         """Write down how far it is seen."""

@@ -13,13 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from oncewire.contracts import subjects
+from oncewire.contracts import blocks, subjects
 from oncewire.errors import ContractViolation
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
 from oncewire.jetstream.lookup import find_ids
 from oncewire.jetstream.publish import reserve_of
-from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Sending
 from oncewire.ledger.store import Block, Mark
 
@@ -94,7 +93,7 @@ class Outflow:
         await self._targets.learn(LEDGER_STREAM)
 
     def announcement(self, number: int, body: bytes) -> Sending:
-        id_ = rules.announcement_id(self._ledger.id, self._ledger.name, number)
+        id_ = blocks.announcement_id(self._ledger.id, self._ledger.name, number)
         return Sending(id_, self._subject, body, None, LEDGER_STREAM)
 
     async def publish(self, block: int, sendings: Sequence[Sending], announcement: bytes) -> tuple[list[Mark], str]:

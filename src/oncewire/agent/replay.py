@@ -24,13 +24,14 @@ from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Cause, Effect, effects_of, sending_of
 from oncewire.agent.handlers import find_handler
-from oncewire.contracts import ids
+from oncewire.contracts import blocks, ids
+from oncewire.contracts.blocks import Announcement, Inputs, Outcome
 from oncewire.contracts.inputs import read_input
 from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
 from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.ledger import rules
-from oncewire.ledger.rules import Announcement, Entry, Head, Inputs, Ledger, Outcome, Sending
+from oncewire.ledger.rules import Entry, Head, Ledger, Sending
 from oncewire.ledger.scratch import Scratch, TableDifference, open_scratch
 from oncewire.ledger.store import Block, Store
 
@@ -159,13 +160,13 @@ def _hash_report(ledger: Ledger, store: Store) -> HashReport:
     base, end = store.base(), store.head()
     head, found = base, None
     for block in blocks_of(store):
-        announced = rules.read_announcement(block.announcement)
-        counted = [entry for entry in block.content.entries if entry.outcome in rules.COUNTED]
-        state = rules.add(head.state, [rules.element(ledger.name, entry) for entry in counted])
+        announced = blocks.read_announcement(block.announcement)
+        counted = [entry for entry in block.content.entries if entry.outcome in blocks.COUNTED]
+        state = blocks.add(head.state, [rules.element(ledger.name, entry) for entry in counted])
         wrong = chain_difference(head, block, announced, state)
         if wrong and found is None:
             found = Difference(wrong, block.number)
-        head = Head(block.number, rules.announcement_hash(block.announcement), state)
+        head = Head(block.number, blocks.announcement_hash(block.announcement), state)
     if found is None and head.hash != end.hash:
         found = Difference("the chain's end is not the hash of its last block", end.number)
     return HashReport(ledger.name, ledger.id, base.number + 1, end.number, end.state.hex(), head.state.hex(), found)
@@ -247,7 +248,7 @@ class _Replay:
         return self._still_waiting()
 
     async def _block(self, block: Block) -> Difference | None:
-        told = {one.stream: one for one in rules.read_announcement(block.announcement).inputs}
+        told = {one.stream: one for one in blocks.read_announcement(block.announcement).inputs}
         for entry, stored in split_effects(block):
             if entry.outcome is Outcome.DONE:
                 found = await self._entry(block.number, entry, told[entry.stream], stored)

@@ -16,10 +16,11 @@ import msgspec
 from oncewire.agent.agent import Agent
 from oncewire.agent.outflow import now_ms
 from oncewire.contracts import subjects
+from oncewire.contracts.blocks import Announcement
 from oncewire.errors import Conflict, Corrupt, NotFound, Refused
 from oncewire.jetstream import Client, codes, losses
 from oncewire.jetstream.losses import Cause, Loss
-from oncewire.ledger.rules import Announcement, Head, Ledger, Source
+from oncewire.ledger.rules import Head, Ledger, Source
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
 from oncewire.topology import names

@@ -6,10 +6,10 @@ import msgspec
 
 from oncewire.agent import sources
 from oncewire.agent.agent import Agent
+from oncewire.contracts.blocks import Outcome
 from oncewire.errors import NotFound
 from oncewire.jetstream import Client
 from oncewire.jetstream.losses import losses
-from oncewire.ledger.rules import Outcome
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
 

@@ -31,10 +31,11 @@ from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts import letters
+from oncewire.contracts.blocks import Outcome
 from oncewire.errors import NotFound, Unavailable
 from oncewire.jetstream import Client, StoredMessage
 from oncewire.jetstream.protocol import encode_acks
-from oncewire.ledger.rules import Content, Outcome
+from oncewire.ledger.rules import Content
 from oncewire.ledger.store import Attempt, Mark
 
 log = logging.getLogger("oncewire.agent")

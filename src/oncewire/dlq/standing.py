@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from oncewire.contracts.blocks import Announcement, Outcome
 from oncewire.dlq import rules
 from oncewire.dlq.letters import Dead
 from oncewire.errors import NotFound, Refused
 from oncewire.jetstream import Client, Start, parse_reply
 from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.ledger import rules as ledger_rules
-from oncewire.ledger.rules import Announcement, Outcome
 from oncewire.ledger.store import Store
 
 LEDGER: Final = "LEDGER"

@@ -22,12 +22,14 @@ import msgspec
 import psycopg
 from psycopg.pq import TransactionStatus
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Confirmed, Ranges
 from oncewire.errors import PermissionDenied, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
-from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
+from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.store import (
     Appended,
     Attempt,
@@ -69,7 +71,7 @@ class PostgresStore:
     def open(self, tenant: str, workspace: str, agent: str) -> Ledger:
         self.close()
         try:
-            self._agent = rules.agent_name(tenant, workspace, agent)
+            self._agent = blocks.agent_name(tenant, workspace, agent)
             self._session.connect()
             self._prepare()
         except BaseException:

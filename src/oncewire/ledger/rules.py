@@ -23,37 +23,33 @@ announcement before it: that is what an auditor reads (`Announcement`).
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import (
+    ANNOUNCEMENT_VERSION,
+    COUNTED,
+    NO_HASH,
+    NO_STATE,
+    Announcement,
+    Confirmed,
+    Inputs,
+    Outcome,
+    Ranges,
+    add,
+    agent_name,
+    announcement_hash,
+    ranges,
+    write_announcement,
+)
+
 KEY_BYTES: Final = 16
-LANES: Final = 8
-STATE_BYTES: Final = LANES * 8
-NO_STATE: Final = bytes(STATE_BYTES)
-NO_HASH: Final = bytes(32)
-LANE_MASK: Final = (1 << 64) - 1
-ANNOUNCEMENT_VERSION: Final = 1
 RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0)
 ERROR_CHARS_MAX: Final = 1_000
-
-
-class Outcome(StrEnum):
-    """How an input ended. Only `done` makes a later copy a duplicate."""
-
-    DONE = "done"
-    DUPLICATE = "duplicate"
-    TERMINATED = "terminated"
-    DEAD = "dead"
-    PASSED = "passed"
-
-
-COUNTED: Final = (Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD)
-"""The outcomes that are part of the state hash: a duplicate or a replay for somebody else changes nothing."""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -120,52 +116,12 @@ class Source(msgspec.Struct, frozen=True):
     filters: tuple[str, ...]
     start: int
     is_work_queue: bool
-
-
-class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The positions of one stream that a block settles, by outcome: closed ranges."""
-
-    stream: str
-    created: str
-    consumer: str
-    filters: tuple[str, ...]
-    start: int
-    sum: str
-    done: list[tuple[int, int]] = []
-    duplicate: list[tuple[int, int]] = []
-    terminated: list[tuple[int, int]] = []
-    dead: list[tuple[int, int]] = []
-    passed: list[tuple[int, int]] = []
-    listed: list[tuple[int, str, str]] = []
-
-
-class Confirmed(msgspec.Struct, frozen=True):
-    """All effects up to this block are confirmed; the highest sequence confirmed per stream."""
-
-    block: int
-    streams: dict[str, int]
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """A block as the stream LEDGER carries it. `previous` is the SHA-256 of the announcement before it."""
-
-    version: int
-    ledger: str
-    tenant: str
-    workspace: str
-    agent: str
-    number: int
-    previous: str
-    inputs: list[Inputs]
-    effects: list[str]
-    state: str
-    confirmed: Confirmed
+    settled: int = 0
+    """Up to here every input is known to be settled."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.Decoder(Content).decode
-_json = msgspec.json.Encoder().encode
-_read_json = msgspec.json.Decoder(Announcement).decode
 
 
 def pack(content: Content) -> bytes:
@@ -177,11 +133,6 @@ def unpack(data: bytes) -> Content:
 
 
 # ---- keys
-
-
-def agent_name(tenant: str, workspace: str, agent: str) -> str:
-    """The full name of an agent, as chains and keys carry it."""
-    return f"{tenant}/{workspace}/{agent}"
 
 
 def identity_key(agent: str, identity: str) -> bytes:
@@ -209,36 +160,16 @@ def _position_head(agent: str, stream: str, created: str) -> bytes:
 
 
 def element(agent: str, entry: Entry) -> bytes:
-    """What an entry adds to the state hash: identity, subject, content and outcome, not where it stood."""
-    identity, subject = entry.identity, entry.subject
-    head = f"{len(agent)}:{agent}{len(identity)}:{identity}{len(subject)}:{subject}{entry.outcome}"
-    return hashlib.blake2b(head.encode("utf-8", "surrogatepass") + entry.digest, digest_size=STATE_BYTES).digest()
+    """What an entry adds to the state hash."""
+    return blocks.element(agent, entry.identity, entry.subject, entry.outcome, entry.digest)
 
 
 def position_element(entry: Entry) -> bytes:
     """What an entry adds to the sum over positions and raw bodies."""
-    stream = entry.stream
-    head = f"{len(stream)}:{stream}{entry.sequence}:".encode()
-    return hashlib.blake2b(head + entry.body, digest_size=STATE_BYTES).digest()
-
-
-def add(state: bytes, elements: Sequence[bytes]) -> bytes:
-    """Sum lanes modulo 2^64. Any order, any grouping gives the same."""
-    lanes = struct.unpack(f"<{LANES * (len(elements) + 1)}Q", state + b"".join(elements))
-    return struct.pack(f"<{LANES}Q", *[sum(lanes[lane::LANES]) & LANE_MASK for lane in range(LANES)])
+    return blocks.position_element(entry.stream, entry.sequence, entry.body)
 
 
 # ---- blocks
-
-
-def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Closed ranges that cover exactly these numbers."""
-    ordered = sorted(set(sequences))
-    if not ordered:
-        return []
-    ends = [at for at, number in enumerate(ordered[1:]) if number != ordered[at] + 1]
-    starts = [0, *(at + 1 for at in ends)]
-    return [(ordered[first], ordered[last]) for first, last in zip(starts, [*ends, -1], strict=True)]
 
 
 def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
@@ -264,7 +195,14 @@ def _inputs(stream: str, entries: list[Entry], source: Source) -> Inputs:
         add(NO_STATE, [position_element(entry) for entry in entries]).hex(),
         **{outcome.value: ranges(sequences) for outcome, sequences in by_outcome.items()},
         listed=[(one.sequence, one.identity, one.digest.hex()) for one in entries] if source.is_work_queue else [],
+        subjects=_listed_subjects(entries) if source.is_work_queue else [],
     )
+
+
+def _listed_subjects(entries: list[Entry]) -> list[str]:
+    """One for all where they are the same."""
+    subjects = [entry.subject for entry in entries]
+    return subjects[:1] if len(set(subjects)) == 1 else subjects
 
 
 class Ledger(NamedTuple):
@@ -286,19 +224,35 @@ class Summed(NamedTuple):
     inputs: list[Inputs]
     effects: list[str]
     state: bytes
+    targets: dict[str, Ranges]
+    settled: list[tuple[str, str, int]]
 
 
 def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
     name = ledger.name
     counted = [element(name, entry) for entry in content.entries if entry.outcome in COUNTED]
-    ids = [effect.id for effect in content.effects]
-    return Summed(inputs_of(content.entries, sources), ids, add(NO_STATE, counted))
+    return Summed(
+        inputs_of(content.entries, sources),
+        [effect.id for effect in content.effects],
+        add(NO_STATE, counted),
+        targets_of(content.effects),
+        [(one.stream, one.created, one.settled) for one in sources.values() if one.settled],
+    )
+
+
+def targets_of(effects: Sequence[Sending]) -> dict[str, Ranges]:
+    """By stream the places of the effects that go there."""
+    streams = [effect.stream for effect in effects]
+    names = sorted(set(streams))
+    if len(names) == 1:
+        return {names[0]: [(0, len(streams) - 1)]}
+    return {name: ranges(at for at, stream in enumerate(streams) if stream == name) for name in names}
 
 
 def next_block(ledger: Ledger, head: Head, block: Summed, confirmed: Confirmed) -> tuple[Head, bytes]:
     """The new end of the chain and the announcement of the block that makes it."""
     state = add(head.state, [block.state])
-    announcement = _json(
+    announcement = write_announcement(
         Announcement(
             ANNOUNCEMENT_VERSION,
             ledger.id,
@@ -311,29 +265,14 @@ def next_block(ledger: Ledger, head: Head, block: Summed, confirmed: Confirmed) 
             block.effects,
             state.hex(),
             confirmed,
+            block.targets,
+            block.settled,
         )
     )
     return Head(head.number + 1, announcement_hash(announcement), state), announcement
 
 
-def announcement_hash(announcement: bytes) -> bytes:
-    return hashlib.sha256(announcement).digest()
-
-
-def read_announcement(announcement: bytes) -> Announcement:
-    return _read_json(announcement)
-
-
-def announcement_id(ledger_id: str, agent: str, number: int) -> str:
-    """`Nats-Msg-Id` of a block's announcement."""
-    text = f"{len(ledger_id)}:{ledger_id}{len(agent)}:{agent}{number}".encode()
-    return f"bl.{hashlib.sha256(text).hexdigest()[:40]}"
-
-
 # ---- what is confirmed
-
-Ranges = list[tuple[int, int]]
-"""Closed ranges of places in a block. The announcement stands after the last effect."""
 
 
 def holes(count: int, covered: Iterable[tuple[int, int]]) -> Ranges:

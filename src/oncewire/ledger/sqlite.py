@@ -20,11 +20,13 @@ from typing import Final
 
 import msgspec
 
+from oncewire.contracts import blocks
+from oncewire.contracts.blocks import Confirmed, Ranges
 from oncewire.errors import Refused, Unavailable
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.processes import is_alive, machine
-from oncewire.ledger.rules import Confirmed, Content, Delayed, Head, Ledger, Ranges, Sending, Source
+from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
 from oncewire.ledger.store import (
@@ -90,7 +92,7 @@ class SqliteStore:
                     self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
                 )
                 self._set_up()
-                self._prepare(rules.agent_name(tenant, workspace, agent))
+                self._prepare(blocks.agent_name(tenant, workspace, agent))
                 self._keys = SqliteKeys(self._db, self._chain)
                 self._keys.take_in()
         except BaseException:

@@ -23,21 +23,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
+from oncewire.contracts.blocks import Confirmed, Ranges, announcement_hash, read_announcement
 from oncewire.errors import Corrupt
 from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import (
-    Confirmed,
-    Content,
-    Delayed,
-    Head,
-    Ledger,
-    Ranges,
-    Source,
-    announcement_hash,
-    identity_key,
-    read_announcement,
-    unpack,
-)
+from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key, unpack
 
 RECENT_BLOCKS: Final = 4
 

@@ -1,0 +1,161 @@
+"""Ledger blocks on the wire, and the sums that they carry. What an agent announces and an auditor reads.
+
+Each group commit of an agent is announced to the stream LEDGER (`ledger.<agent>.<ledger id>`): the positions that it
+settled by outcome, the ids of its effects, and three things that cannot be made up afterwards:
+
+    previous    SHA-256 of the announcement before: blocks chain
+    sum         per stream, over position and raw body of every settled input: bodies cannot change
+    state       over identity, subject, content and outcome of all settled inputs so far: the state hash
+
+Sums add up: one element of eight 64-bit lanes per input, summed lane by lane. They do not depend on order, can be kept
+up to date block by block, and can be computed in parallel. Positions and filled-in fields are not part of the state.
+
+Fields with a default came later than version 1 or are often empty: who reads must do without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+LANES: Final = 8
+STATE_BYTES: Final = LANES * 8
+NO_STATE: Final = bytes(STATE_BYTES)
+NO_HASH: Final = bytes(32)
+LANE_MASK: Final = (1 << 64) - 1
+ANNOUNCEMENT_VERSION: Final = 1
+
+Ranges = list[tuple[int, int]]
+"""Closed ranges."""
+
+
+class Outcome(StrEnum):
+    """How an input ended. Only `done` makes a later copy a duplicate."""
+
+    DONE = "done"
+    DUPLICATE = "duplicate"
+    TERMINATED = "terminated"
+    DEAD = "dead"
+    PASSED = "passed"
+
+
+COUNTED: Final = (Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD)
+"""The outcomes that are part of the state hash: a duplicate or a replay for somebody else changes nothing."""
+
+
+class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The positions of one stream that a block settles, by outcome: closed ranges."""
+
+    stream: str
+    created: str
+    consumer: str
+    filters: tuple[str, ...]
+    start: int
+    sum: str
+    done: Ranges = []
+    duplicate: Ranges = []
+    terminated: Ranges = []
+    dead: Ranges = []
+    passed: Ranges = []
+    listed: list[tuple[int, str, str]] = []
+    """On a work queue, which nobody else can read: sequence, identity and content digest of each."""
+    subjects: list[str] = []
+    """Of those that are listed, in their order; a single one stands for all."""
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    """All effects up to this block are confirmed; the highest sequence confirmed per stream."""
+
+    block: int
+    streams: dict[str, int]
+
+
+class Announcement(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A block as the stream LEDGER carries it. `previous` is the SHA-256 of the announcement before it."""
+
+    version: int
+    ledger: str
+    tenant: str
+    workspace: str
+    agent: str
+    number: int
+    previous: str
+    inputs: list[Inputs]
+    effects: list[str]
+    state: str
+    confirmed: Confirmed
+    targets: dict[str, Ranges] = {}
+    """Which stream the effects go to: by stream their places in `effects`."""
+    settled: list[tuple[str, str, int]] = []
+    """Stream, its creation time, and the sequence up to which every input has its outcome in this block or before."""
+
+
+_json = msgspec.json.Encoder().encode
+_read_json = msgspec.json.Decoder(Announcement).decode
+
+
+def agent_name(tenant: str, workspace: str, agent: str) -> str:
+    """The full name of an agent, as chains, keys and sums carry it."""
+    return f"{tenant}/{workspace}/{agent}"
+
+
+# ---- sums
+
+
+def element(agent: str, identity: str, subject: str, outcome: str, digest: bytes) -> bytes:
+    """What an input adds to the state hash: identity, subject, content and outcome, not where it stood."""
+    head = f"{len(agent)}:{agent}{len(identity)}:{identity}{len(subject)}:{subject}{outcome}"
+    return hashlib.blake2b(head.encode("utf-8", "surrogatepass") + digest, digest_size=STATE_BYTES).digest()
+
+
+def position_element(stream: str, sequence: int, body: bytes) -> bytes:
+    """What an input adds to the sum over positions and raw bodies."""
+    head = f"{len(stream)}:{stream}{sequence}:".encode()
+    return hashlib.blake2b(head + body, digest_size=STATE_BYTES).digest()
+
+
+def raw_digest(body: bytes) -> bytes:
+    """Stands for the content digest of an input that breaks its contract; its identity is empty."""
+    return hashlib.sha256(body).digest()
+
+
+def add(state: bytes, elements: Sequence[bytes]) -> bytes:
+    """Sum lanes modulo 2^64. Any order, any grouping gives the same."""
+    lanes = struct.unpack(f"<{LANES * (len(elements) + 1)}Q", state + b"".join(elements))
+    return struct.pack(f"<{LANES}Q", *[sum(lanes[lane::LANES]) & LANE_MASK for lane in range(LANES)])
+
+
+def ranges(sequences: Iterable[int]) -> Ranges:
+    """Closed ranges that cover exactly these numbers."""
+    ordered = sorted(set(sequences))
+    if not ordered:
+        return []
+    ends = [at for at, number in enumerate(ordered[1:]) if number != ordered[at] + 1]
+    starts = [0, *(at + 1 for at in ends)]
+    return [(ordered[first], ordered[last]) for first, last in zip(starts, [*ends, -1], strict=True)]
+
+
+# ---- announcements
+
+
+def write_announcement(announcement: Announcement) -> bytes:
+    return _json(announcement)
+
+
+def read_announcement(announcement: bytes) -> Announcement:
+    return _read_json(announcement)
+
+
+def announcement_hash(announcement: bytes) -> bytes:
+    return hashlib.sha256(announcement).digest()
+
+
+def announcement_id(ledger_id: str, agent: str, number: int) -> str:
+    """`Nats-Msg-Id` of a block's announcement."""
+    text = f"{len(ledger_id)}:{ledger_id}{len(agent)}:{agent}{number}".encode()
+    return f"bl.{hashlib.sha256(text).hexdigest()[:40]}"
