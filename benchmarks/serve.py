@@ -16,7 +16,7 @@ import uvloop
 
 from oncewire.cli.broker import serving
 from oncewire.contracts.broker import decode_produce
-from oncewire.http import Request, Routes, Server
+from oncewire.http import OPEN, Request, Routes, Server
 from oncewire.settings import resolve
 
 ANSWER = b'{"status":"produced","topic":"t"}'
@@ -33,7 +33,7 @@ async def bare(decodes: bool) -> AsyncIterator[int]:
         request.respond(200, ANSWER)
 
     routes = Routes(lambda request: request.refuse(404, "NOT_FOUND", "not found"))
-    routes.add("POST", "/v1/produce", handle)
+    routes.add("POST", "/v1/produce", handle, action=OPEN)
     server = Server(routes)
     await server.start("127.0.0.1", 0)
     yield server.port

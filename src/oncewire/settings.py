@@ -280,6 +280,28 @@ class Settings:
         10_000, "http.stop_ms_max", "Time that requests in hand get at a stop.", 0, 3_600_000
     )
 
+    auth_keys: str = setting(
+        "", "auth.keys", "ONCEWIRE_AUTH_KEYS", "File with the API keys that servers accept; `oncewire keys` writes it."
+    )
+    auth_issuer: str = setting("", "auth.issuer", "ONCEWIRE_AUTH_ISSUER", "Who must have issued a token (iss).")
+    auth_audience: str = setting("", "auth.audience", "ONCEWIRE_AUTH_AUDIENCE", "Who a token must be for (aud).")
+    auth_jwks: str = setting(
+        "", "auth.jwks", "ONCEWIRE_AUTH_JWKS", "Public keys of the tokens: a JWKS, as a file or an https address."
+    )
+    auth_algorithms: str = setting(
+        "RS256,ES256,EdDSA", "auth.algorithms", "ONCEWIRE_AUTH_ALGORITHMS", "Signatures that tokens may have."
+    )
+    auth_tenant_claim: str = setting(
+        "tenant", "auth.tenant_claim", "ONCEWIRE_AUTH_TENANT_CLAIM", "The claim of a token that names the tenant."
+    )
+    auth_ticket_secret: str = setting(
+        "",
+        "auth.ticket_secret",
+        "ONCEWIRE_AUTH_TICKET_SECRET",
+        "What all nodes sign browsers' tickets with; without it a ticket is good at one node.",
+        secret=True,
+    )
+
     broker_engine: str = setting(
         "local", "broker.engine", "ONCEWIRE_BROKER_ENGINE", "What keeps the broker's messages.", check=_one_of("local")
     )

@@ -17,9 +17,10 @@ import pytest
 
 from oncewire import extras
 from oncewire.embedded import java, nats, postgres, process
-from oncewire.embedded.folder import DataFolder, Running, Server, write_whole
+from oncewire.embedded.folder import DataFolder, Running, Server
 from oncewire.embedded.process import LAUNCH, Child, Log, Mark, pick_ports, stop_leftover
 from oncewire.errors import Conflict, Refused, Unavailable
+from oncewire.files import write_whole
 
 
 def test_the_servers_are_found_without_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

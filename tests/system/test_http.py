@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from oncewire.errors import AuthenticationFailed, InvalidSetting, Overloaded, Unavailable
-from oncewire.http import NDJSON, Limits, Principal, Request, Routes, Server, Stream
+from oncewire.http import NDJSON, OPEN, Limits, Principal, Request, Routes, Server, Stream
 from oncewire.http.connection import SLICE_BYTES
 from tests.support.http import Wire, get, post, serving, wire
 from tests.support.wait import until, within
@@ -24,14 +24,16 @@ class Part:
         self.streams: list[Stream] = []
         self.told: list[str] = []
         self.routes = Routes(lambda request: request.refuse(404, "NOT_FOUND", "nothing here"))
-        self.routes.add("GET", "/now", lambda request: request.respond(200, b'"now"'))
-        self.routes.add("POST", "/echo", self.echo)
-        self.routes.add("GET", "/later", self.later)
-        self.routes.add("GET", "/stream", self.stream, has_head=False)
-        self.routes.add("GET", "/big", lambda request: request.respond(200, b"x" * 300_000, "text/plain"))
-        self.routes.add("GET", "/bug", lambda request: 1 / 0)
-        self.routes.add("GET", "/full", self.full)
-        self.routes.add("GET", "/topics/{name}", lambda request: request.respond(200, request.params["name"].encode()))
+        self.routes.add("GET", "/now", lambda request: request.respond(200, b'"now"'), action=OPEN)
+        self.routes.add("POST", "/echo", self.echo, action=OPEN)
+        self.routes.add("GET", "/later", self.later, action=OPEN)
+        self.routes.add("GET", "/stream", self.stream, has_head=False, action=OPEN)
+        self.routes.add("GET", "/big", lambda request: request.respond(200, b"x" * 300_000, "text/plain"), action=OPEN)
+        self.routes.add("GET", "/bug", lambda request: 1 / 0, action=OPEN)
+        self.routes.add("GET", "/full", self.full, action=OPEN)
+        self.routes.add(
+            "GET", "/topics/{name}", lambda request: request.respond(200, request.params["name"].encode()), action=OPEN
+        )
 
     def echo(self, request: Request) -> None:
         seen = {"body": request.body.decode("latin-1"), "query": request.query, "tenant": request.principal.tenant}

@@ -18,7 +18,7 @@ from oncewire.broker.wire import Act, Sizes, Step
 from oncewire.contracts.broker import Delivery, ProduceBody, encode_delivery
 from oncewire.contracts.codec import ENCODE
 from oncewire.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
-from oncewire.http import ANYONE, NDJSON, Handler, Request, Routes, Server
+from oncewire.http import ANYONE, NDJSON, OPEN, Handler, Request, Routes, Server
 from oncewire.version import VERSION
 
 T = TypeVar("T")
@@ -41,15 +41,15 @@ class BrokerRoutes:
         table = Routes(_unknown)
         for method, path, action, handler in self._table():
             # A consume changes who holds what: a HEAD that did that would be a trap.
-            table.add(method, path, _guarded(action, handler), has_head=path != "/v1/consume")
+            table.add(method, path, handler, action=action, has_head=path != "/v1/consume")
         return table
 
     def _table(self) -> list[tuple[str, str, str, Handler]]:
         return [
-            ("GET", "/v1/healthz", "", lambda request: request.respond(200, _OK)),
-            ("GET", "/v1/readyz", "", self.readyz),
-            ("GET", "/v1/version", "", self.version),
-            ("GET", "/v1/openapi.json", "", lambda request: request.respond(200, openapi.document())),
+            ("GET", "/v1/healthz", OPEN, lambda request: request.respond(200, _OK)),
+            ("GET", "/v1/readyz", OPEN, self.readyz),
+            ("GET", "/v1/version", OPEN, self.version),
+            ("GET", "/v1/openapi.json", OPEN, lambda request: request.respond(200, openapi.document())),
             ("GET", "/metrics", "metrics", self.metrics),
             ("GET", "/v1/topics", "read", self.list_topics),
             ("POST", "/v1/topics", "admin", self.create_topic),
@@ -86,12 +86,13 @@ class BrokerRoutes:
 
     def list_topics(self, request: Request) -> None:
         def done(names: list[str] | OncewireError) -> None:
-            _answer(request, names, lambda: request.respond(200, ENCODE({"topics": names})))
+            _answer(request, names, lambda: request.respond(200, ENCODE({"topics": _readable(request, names)})))
 
         self.engine.list_topics(request.principal.tenant, done)
 
     def create_topic(self, request: Request) -> None:
         name, partitions = wire.read_topic(request, self.engine.limits.partitions_max)
+        request.principal.require("admin", name)
 
         def done(topic: TopicCreated | OncewireError) -> None:
             if isinstance(topic, OncewireError):
@@ -106,13 +107,17 @@ class BrokerRoutes:
         def done(topic: TopicShown | OncewireError) -> None:
             _answer_at_path(request, topic, lambda: request.respond(200, ENCODE(topic)))
 
-        self.engine.show_topic(request.principal.tenant, wire.read_name(request.params["name"]), done)
+        name = wire.read_name(request.params["name"])
+        request.principal.require("read", name)
+        self.engine.show_topic(request.principal.tenant, name, done)
 
     def delete_topic(self, request: Request) -> None:
         def done(error: OncewireError | None) -> None:
             _answer_at_path(request, error, lambda: request.respond(204))
 
-        self.engine.delete_topic(request.principal.tenant, wire.read_name(request.params["name"]), done)
+        name = wire.read_name(request.params["name"])
+        request.principal.require("admin", name)
+        self.engine.delete_topic(request.principal.tenant, name, done)
 
     # ---- messages
 
@@ -121,7 +126,7 @@ class BrokerRoutes:
             self._produce_lines(request)
             return
         body = wire.read_produce(request, self.sizes)
-        _check_tenant(request, body.envelope.tenant_id if body.envelope else "")
+        _check_produce(request, body)
 
         def done(produced: Produced | OncewireError) -> None:
             if isinstance(produced, OncewireError):
@@ -137,7 +142,7 @@ class BrokerRoutes:
 
         def read(line: bytes) -> ProduceBody:
             body = wire.read_produce_line(line, self.sizes)
-            _check_tenant(request, body.envelope.tenant_id if body.envelope else "")
+            _check_produce(request, body)
             return body
 
         sent = wire.read_lines(request, self.sizes, read)
@@ -160,6 +165,7 @@ class BrokerRoutes:
 
     def consume(self, request: Request) -> None:
         wanted, taking = wire.read_consume(request, self.engine.limits.lease_ms_max, self.sizes)
+        _check_consume(request, wanted.topic, wanted.group)
         tenant = request.principal.tenant
         if taking is None:
             reader = StreamReader(request)
@@ -182,6 +188,7 @@ class BrokerRoutes:
             self._settle_lines(request, act)
             return
         settle = wire.read_settle(request, act, self.engine.limits.lease_ms_max)
+        _check_consume(request, settle.topic, settle.group)
 
         def done(error: OncewireError | None) -> None:
             if error is None:
@@ -193,7 +200,13 @@ class BrokerRoutes:
 
     def _settle_lines(self, request: Request, act: Act) -> None:
         lease_ms_max = self.engine.limits.lease_ms_max
-        sent = wire.read_lines(request, self.sizes, lambda line: wire.read_settle_line(line, act, lease_ms_max))
+
+        def read(line: bytes) -> Settle:
+            settle = wire.read_settle_line(line, act, lease_ms_max)
+            _check_consume(request, settle.topic, settle.group)
+            return settle
+
+        sent = wire.read_lines(request, self.sizes, read)
         good = [settle for settle in sent if isinstance(settle, Settle)]
         done = partial(_answer_lines, request, sent, partial(wire.settled_line, act))
         if good:
@@ -203,6 +216,7 @@ class BrokerRoutes:
 
     def idempotency(self, request: Request, act: Step) -> None:
         step = wire.read_idempotency(request, act)
+        _check_consume(request, step.topic, step.group)
         _check_tenant(request, step.tenant_id)
 
         def done(status: IdempotencyStatus | OncewireError) -> None:
@@ -216,17 +230,25 @@ def _unknown(request: Request) -> None:
     request.refuse(404, "NOT_FOUND", "not found" if is_ours else "use /v1/* endpoints")
 
 
-def _guarded(action: str, handler: Handler) -> Handler:
-    """Only for who may; without authentication that is everybody."""
-    if not action:
-        return handler
+def _check_produce(request: Request, body: ProduceBody) -> None:
+    """The topic that is asked for, and the one that the envelope sends it to instead."""
+    envelope = body.envelope
+    request.principal.require("produce", body.topic)
+    if envelope is not None:
+        if envelope.target_topic:
+            request.principal.require("produce", envelope.target_topic)
+        _check_tenant(request, envelope.tenant_id)
 
-    def guarded(request: Request) -> None:
-        if request.principal is not ANYONE and not request.principal.may(action):
-            raise PermissionDenied(f"the credential does not allow to {action}")
-        handler(request)
 
-    return guarded
+def _check_consume(request: Request, topic: str, group: str) -> None:
+    request.principal.require("consume", topic)
+    if request.principal.is_bound("group"):
+        request.principal.require("group", group)
+
+
+def _readable(request: Request, names: list[str] | OncewireError) -> list[str]:
+    assert not isinstance(names, OncewireError)
+    return [name for name in names if request.principal.may("read", name)]
 
 
 def _check_tenant(request: Request, sent: str) -> None:

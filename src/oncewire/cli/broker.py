@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import http
+from oncewire import http, trust
 from oncewire.broker.engine import Limits, Router
 from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
@@ -47,7 +47,7 @@ def broker() -> None:
 @click.option("--listen", "broker_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8080].")
 @click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
 @click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
-@face.setting_options(*LIMITS, "broker_router_ms_max")
+@face.setting_options("auth_keys", *LIMITS, "broker_router_ms_max")
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM.
@@ -57,7 +57,8 @@ def run(*, as_json: bool, **flags: Any) -> None:
       oncewire broker run --wal ./queue
       oncewire broker run --listen 127.0.0.1:9000 --wal ./queue --broker-lease-ms 30000 --json
     \b
-    With --wal, what was answered survives a power cut. It listens on this machine only.
+    With --wal, what was answered survives a power cut. Without credentials (--auth-keys, or auth.jwks in the settings)
+    it listens on this machine only, and everybody here may do everything.
     """
     face.run(_run(face.load(flags).settings, Board(as_json)))
 
@@ -82,6 +83,12 @@ async def _run(settings: Settings, board: Board) -> None:
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
     """A broker that listens. At the end requests in hand are answered before the log is closed."""
+    async with trust.open_gate(settings) as gate, _serving(settings, gate) as served:
+        yield served
+
+
+@contextlib.asynccontextmanager
+async def _serving(settings: Settings, gate: trust.Gate | None) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
     host, port = _address(settings)
     engine = await open_local(
         Path(settings.broker_wal) if settings.broker_wal else None,
@@ -91,7 +98,7 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, Broker
     )
     try:
         routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
-        server = routes.server = http.Server(routes.routes(), http.limits_of(settings))
+        server = routes.server = http.Server(routes.routes(), http.limits_of(settings), gate)
         await server.start(host, port)
         try:
             yield server, routes

@@ -27,6 +27,7 @@ import msgspec
 
 from oncewire.embedded.process import POLL_S, Mark
 from oncewire.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
+from oncewire.files import write_whole
 
 ROOM_BYTES_MIN = 256 << 20
 STATE_BYTES_MAX = 1 << 16
@@ -179,27 +180,6 @@ def _acquired(file: int) -> bool:
             time.sleep(POLL_S)
         else:
             return True
-
-
-def write_whole(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file so that a reader, or a start after a power cut, sees the old or the new, never a part."""
-    partial = path.with_name(f"{path.name}.part")
-    partial.unlink(missing_ok=True)
-    file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    with os.fdopen(file, "wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 @contextlib.contextmanager

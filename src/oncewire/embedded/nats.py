@@ -9,9 +9,10 @@ from importlib import metadata
 from pathlib import Path
 
 from oncewire import monitor
-from oncewire.embedded.folder import DataFolder, Server, translated, write_whole
+from oncewire.embedded.folder import DataFolder, Server, translated
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log
 from oncewire.errors import Refused, TimedOut, Unavailable
+from oncewire.files import write_whole
 
 MAX_PAYLOAD_BYTES = 8 << 20
 MEMORY_BYTES_MAX = 512 << 20

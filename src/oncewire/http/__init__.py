@@ -1,15 +1,17 @@
 """One HTTP/1.1 front for every part that speaks HTTP: limits, deadlines, order, and a Principal for every handler."""
 
 from oncewire.http.limits import Limits, limits_of
-from oncewire.http.principal import ANYONE, Principal
+from oncewire.http.principal import ANYONE, NOBODY, Principal
 from oncewire.http.request import JSON, NDJSON, Request, Stream
-from oncewire.http.routes import Handler, Routes
+from oncewire.http.routes import OPEN, Handler, Routes
 from oncewire.http.server import Server
 
 __all__ = [
     "ANYONE",
     "JSON",
     "NDJSON",
+    "NOBODY",
+    "OPEN",
     "Handler",
     "Limits",
     "Principal",

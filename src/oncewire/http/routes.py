@@ -1,4 +1,8 @@
-"""Which handler answers which method and path. Paths are exact, or have `{name}` in place of one segment."""
+"""Which handler answers which method and path, and what one must be allowed to do for it. Paths are exact, or have
+`{name}` in place of one segment.
+
+Every route has a rule: an action that the Principal must have, or OPEN. A handler that learns from the body which thing
+is meant asks again, by name (`request.principal.require`)."""
 
 from __future__ import annotations
 
@@ -16,6 +20,9 @@ Handler = Callable[["Request"], None]
 
 Methods = dict[bytes, Handler]
 
+OPEN = ""
+"""The action of a route that everybody may use: health, version, what is public by nature."""
+
 
 class Routes:
     """A table of handlers. `unknown` answers every path that is not in it."""
@@ -24,13 +31,17 @@ class Routes:
         self.unknown = unknown
         self._exact: dict[bytes, Methods] = {}
         self._patterns: list[tuple[tuple[str, ...], Methods]] = []
+        self.rules: dict[tuple[str, str], str] = {}
+        """The action of each method and path."""
 
-    def add(self, method: str, pattern: str, handler: Handler, *, has_head: bool = True) -> None:
+    def add(self, method: str, pattern: str, handler: Handler, *, action: str, has_head: bool = True) -> None:
         """A GET answers HEAD too, unless it changes something or never ends."""
         methods = self._methods(pattern)
-        methods[method.encode()] = handler
+        methods[method.encode()] = handler = _guarded(action, handler)
+        self.rules[method, pattern] = action
         if method == "GET" and has_head:
             methods[b"HEAD"] = handler
+            self.rules["HEAD", pattern] = action
 
     def _methods(self, pattern: str) -> Methods:
         if "{" not in pattern:
@@ -54,6 +65,18 @@ class Routes:
             ):
                 return found, _named(segments, sent)
         return None, {}
+
+
+def _guarded(action: str, handler: Handler) -> Handler:
+    """Only for who may; without authentication that is everybody."""
+    if action == OPEN:
+        return handler
+
+    def guarded(request: Request) -> None:
+        request.principal.require(action)
+        handler(request)
+
+    return guarded
 
 
 def _named(segments: tuple[str, ...], sent: list[bytes]) -> dict[str, str]:

@@ -64,7 +64,7 @@ class Server:
         if self.authenticate is None and not self.is_loopback_only:
             raise InvalidSetting(
                 f"listening on {host} without authentication would let everybody in",
-                hint="Listen on 127.0.0.1, and let a proxy that authenticates stand in front.",
+                hint="Make keys (oncewire keys create) and set auth.keys, or auth.issuer, auth.audience and auth.jwks.",
             )
         loop = asyncio.get_running_loop()
         self._tick(loop)

@@ -1,0 +1,101 @@
+"""The gate that the HTTP front asks about every request: which credential came, and who it speaks for.
+
+    Authorization: Bearer <API key or token>
+    X-Api-Key: <API key>
+    ?ticket=<ticket>                              WebSocket and SSE from browsers
+
+One credential per request: two that disagree would leave it to chance who asks. No credential is nobody: nobody reaches
+only what is open to all (health, version), and gets 401 for the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oncewire.errors import AuthenticationFailed
+from oncewire.http.principal import NOBODY, Principal
+from oncewire.trust.jwts import Rules, Tokens
+from oncewire.trust.keys import KeyFile
+from oncewire.trust.tickets import Tickets
+
+if TYPE_CHECKING:
+    from oncewire.http.request import Request
+    from oncewire.settings import Settings
+
+KEY_PREFIX = "ow_"
+
+
+class Gate:
+    """Callable: `http.Server(…, authenticate=gate)`."""
+
+    def __init__(
+        self,
+        keys: KeyFile | None,
+        tokens: Tokens | None,
+        tickets: Tickets,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.keys = keys
+        self.tokens = tokens
+        self.tickets = tickets
+        self.clock = clock
+
+    def __call__(self, request: Request) -> Principal:
+        sent = _credentials(request)
+        if not sent:
+            return NOBODY
+        if len(sent) > 1:
+            raise AuthenticationFailed("send one credential, not several")
+        kind, text = sent[0]
+        now_s = self.clock()
+        if kind == "ticket":
+            return self.tickets.principal(text, now_s)
+        if self.keys is not None and (kind == "key" or text.startswith(KEY_PREFIX)):
+            return self.keys.principal(text, now_s)
+        if self.tokens is not None and kind == "bearer":
+            return self.tokens.principal(text, now_s)
+        raise AuthenticationFailed("this server does not take that kind of credential")
+
+
+def _credentials(request: Request) -> list[tuple[str, str]]:
+    found = []
+    authorization = request.header(b"authorization")
+    if authorization:
+        scheme, _, text = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise AuthenticationFailed("the Authorization header must be: Bearer, then an API key or a token")
+        found.append(("bearer", text.strip()))
+    if key := request.header(b"x-api-key"):
+        found.append(("key", key))
+    if b"ticket=" in request.query_string and (ticket := request.query.get("ticket")):
+        found.append(("ticket", ticket))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def open_gate(settings: Settings) -> AsyncIterator[Gate | None]:
+    """The gate that the settings ask for; None when they ask for none, which only a listener on loopback may do."""
+    keys = KeyFile(Path(settings.auth_keys)) if settings.auth_keys else None
+    if keys is not None:
+        keys.keys()  # a damaged file is said at the start, not at the first request
+    asked = [settings.auth_issuer, settings.auth_audience, settings.auth_jwks]
+    if keys is None and not any(asked):
+        yield None
+        return
+    tickets = Tickets(settings.auth_ticket_secret)
+    if not any(asked):
+        yield Gate(keys, None, tickets)
+        return
+    rules = Rules(
+        issuer=settings.auth_issuer,
+        audience=settings.auth_audience,
+        jwks=settings.auth_jwks,
+        algorithms=tuple(one.strip() for one in settings.auth_algorithms.split(",") if one.strip()),
+        tenant_claim=settings.auth_tenant_claim,
+    )
+    async with Tokens(rules) as tokens:
+        yield Gate(keys, tokens, tickets)

@@ -1,0 +1,57 @@
+"""Short-lived tickets for browsers: a page cannot set a header on a WebSocket or an EventSource, and an address with a
+key or a token in it ends up in logs and histories. A ticket is bought with a real credential, speaks for the same
+principal with at most the same grants, and is worth nothing a minute later.
+
+Tickets are signed with a secret that all nodes share (`auth.ticket_secret`); without one, each process makes its own,
+and a ticket is good at the node that sold it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+import jwt
+
+from oncewire.errors import AuthenticationFailed, InvalidSetting, PermissionDenied
+from oncewire.http.principal import Principal
+from oncewire.trust.grants import check_grants, covers
+
+LIVES_S: Final = 60
+SECRET_CHARS_MIN: Final = 32
+_AUDIENCE: Final = "oncewire-ticket"
+_ALGORITHM: Final = "HS256"
+
+
+class Tickets:
+    """Sells and takes tickets."""
+
+    def __init__(self, secret: str = "") -> None:
+        if secret and len(secret) < SECRET_CHARS_MIN:
+            raise InvalidSetting(f"auth.ticket_secret needs at least {SECRET_CHARS_MIN} characters")
+        self._secret = secret or secrets.token_urlsafe(32)
+
+    def sell(self, principal: Principal, now_s: float, grants: tuple[str, ...] = ()) -> str:
+        """A ticket for the principal, narrowed to these grants when any are given."""
+        wanted = check_grants(grants) if grants else principal.actions
+        beyond = sorted(grant for grant in wanted if not covers(principal.actions, grant))
+        if beyond:
+            raise PermissionDenied(f"the credential itself does not allow {beyond[0]}")
+        claims = {"aud": _AUDIENCE, "sub": principal.name, "exp": int(now_s) + LIVES_S}
+        claims |= {"tenant": principal.tenant, "grants": sorted(wanted)}
+        return jwt.encode(claims, self._secret, _ALGORITHM)
+
+    def principal(self, ticket: str, now_s: float) -> Principal:
+        try:
+            claims = jwt.decode(
+                ticket,
+                self._secret,
+                algorithms=[_ALGORITHM],
+                audience=_AUDIENCE,
+                options={"require": ["exp", "aud", "sub"], "verify_exp": False},
+            )
+        except jwt.PyJWTError:
+            raise AuthenticationFailed("the ticket is not accepted") from None
+        if claims["exp"] <= now_s:
+            raise AuthenticationFailed("the ticket has expired: ask for another")
+        return Principal(claims["tenant"], frozenset(claims["grants"]), name=claims["sub"])
