@@ -83,7 +83,7 @@ export class GatewayClient {
   }
 
   #handle(event) {
-    this.#actions.push(...this.#rules.handle(event, Date.now(), Math.random()));
+    this.#actions.push(...this.#rules.handle(event, now(), Math.random()));
     if (this.#isActing) return; // a handler called us: its actions come after those that were decided before
     this.#isActing = true;
     try {
@@ -179,8 +179,13 @@ export class GatewayClient {
     clearTimeout(this.#timer);
     const { wakeAt } = this.#rules;
     if (wakeAt === null) return;
-    this.#timer = setTimeout(() => this.#handle({ type: "tick" }), Math.max(0, wakeAt - Date.now()));
+    this.#timer = setTimeout(() => this.#handle({ type: "tick" }), Math.max(0, wakeAt - now()));
   }
+}
+
+/** Milliseconds that look like the wall clock's and never go back. */
+function now() {
+  return Math.round(performance.timeOrigin + performance.now());
 }
 
 /** A listener that throws must not stop what was decided together with its call. */

@@ -11,6 +11,7 @@ Frame: TypeAlias = dict[str, Any]
 Phase = Literal["idle", "connecting", "open", "waiting", "closed"]
 PresenceState = Literal["online", "offline", "typing", "idle"]
 
+
 class Limits(Struct, frozen=True, rename="camel"):
     """Limits and times of a client."""
 
