@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
-from oncewire.checks import is_nats_url
 from oncewire.errors import InvalidSetting
-from oncewire.settings import Settings
+from oncewire.settings import Settings, is_nats_url
 
 DEFAULT_URL = "nats://localhost:4222"
 DEFAULT_PORT = 4222

@@ -2,6 +2,7 @@
 
     stream string · subject string · sequence long · timestamp timestamp (micros, UTC) · payload binary
     headers array<struct<key string, value binary>>, when asked for
+    nanos int (the three digits that `timestamp` cannot hold) · created_ns long · incarnation int, when asked for
 
 Arrays are built from buffers: `pa.array` and `pa.scalar` would import pandas, which costs each new Spark worker more
 than a second. Subjects and payloads are the bytes of the wire; a header's value is trimmed as the client trims it.
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from oncewire.pipeline.frames import Bytes, Cuts, Ints
     from oncewire.pipeline.stream import Row
 
-COLUMNS = ("stream", "subject", "sequence", "timestamp", "payload", "headers")
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
 _CUTS_PER_MESSAGE = 5
@@ -31,8 +31,10 @@ _CUTS_PER_MESSAGE = 5
 class Columns:
     """Makes batches of the columns that the user's schema asks for, in that order and of exactly those types."""
 
-    def __init__(self, stream: str, schema: Any) -> None:
+    def __init__(self, stream: str, schema: Any, created_ns: int = 0, incarnation: int = 0) -> None:
         self.schema = schema
+        self._created_ns = created_ns
+        self._incarnation = incarnation
         self.names: list[str] = schema.names
         self._name = stream.encode()
         self._streams = binaries([], pa.string())
@@ -69,6 +71,9 @@ class Columns:
         made["stream"] = lambda: self._stream_rows(len(sequence))
         made["sequence"] = lambda: integers(sequence)
         made["timestamp"] = lambda: integers(timestamp_ns // 1_000, TIMESTAMP)
+        made["nanos"] = lambda: integers((timestamp_ns % 1_000).astype(np.int32))
+        made["created_ns"] = lambda: integers(np.full(len(sequence), self._created_ns, np.int64))
+        made["incarnation"] = lambda: integers(np.full(len(sequence), self._incarnation, np.int32))
         return pa.RecordBatch.from_arrays([made[name]() for name in self.names], schema=self.schema)
 
     def _stream_rows(self, count: int) -> Any:

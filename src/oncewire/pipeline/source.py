@@ -49,7 +49,12 @@ FIELDS = {
     "timestamp": "timestamp",
     "payload": "binary",
     "headers": "array<struct<key:string,value:binary>>",
+    "nanos": "int",
+    "created_ns": "bigint",
+    "incarnation": "int",
 }
+ON_DEMAND = frozenset({"nanos", "created_ns", "incarnation"})
+"""Columns that only a schema brings in."""
 Answer = TypeVar("Answer")
 
 
@@ -65,7 +70,7 @@ class JetStreamSource(DataSource):  # type: ignore[misc, unused-ignore]
         return "jetstream"
 
     def schema(self) -> str:
-        names = [name for name in FIELDS if name != "headers" or self._includes_headers()]
+        names = [name for name in FIELDS if name not in ON_DEMAND and (name != "headers" or self._includes_headers())]
         return ", ".join(f"{name} {FIELDS[name].replace('struct<key:string,value:binary>', _HEADER)}" for name in names)
 
     def reader(self, schema: StructType) -> BatchReader:
@@ -116,6 +121,7 @@ class Range(InputPartition):  # type: ignore[misc, unused-ignore]
     end: int
     created: str
     is_earliest: bool = False
+    incarnation: int = 0
 
 
 def read_range(read: ReadOptions, schema: StructType, partition: Range | InputPartition) -> Iterator[Any]:
@@ -127,7 +133,8 @@ def read_range(read: ReadOptions, schema: StructType, partition: Range | InputPa
     from oncewire.pipeline.columns import Columns
     from oncewire.pipeline.reader import Part, RangeReader
 
-    columns = Columns(read.stream, to_arrow_schema(schema, **_arrow_zone()))
+    created_ns = protocol.parse_time_ns(partition.created)
+    columns = Columns(read.stream, to_arrow_schema(schema, **_arrow_zone()), created_ns, partition.incarnation)
     part = Part(partition.first, partition.end, partition.created, partition.is_earliest)
     yield from RangeReader(read, part, columns).batches()
 
@@ -221,7 +228,8 @@ class Planner:
         low = start.sequence if start.created == end.created and first >= start.sequence else first
         count = rules.partition_count(end.sequence - low, self.read.partitions_min)
         cuts = rules.cut(low, end.sequence, count) if end.sequence > low else []
-        return [Range(max(a, first), b, end.created, start.is_earliest) for a, b in cuts if b > first]
+        kept = [(max(a, first), b) for a, b in cuts if b > first]
+        return [Range(a, b, end.created, start.is_earliest, end.incarnation) for a, b in kept]
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc, unused-ignore]

@@ -4,6 +4,7 @@
     <lake>/gaps               one row per range of sequences that bronze does not have, with its cause
     <lake>/quarantine         one row per message that silver refused, raw  position
     <lake>/silver/<family>    one row per identity                          key (16 bytes)
+    <lake>/batches            one row per batch of silver and family: the balance of its rows
 
     family      subjects of the contracts                one row is
     runtime     evt.>, cmd.>                             a runtime envelope, complete as a handler sees it
@@ -71,7 +72,7 @@ COMMON: Final[Columns] = (
     *POSITION,
     ("subject", pa.string()),
     ("timestamp", TIMESTAMP),
-    ("key", pa.binary()),  # 16 bytes: hash of tenant, workspace, identity (and digest, of an edited replay)
+    ("key", pa.binary()),  # 16 bytes: hash of tenant, workspace, subject, identity (and digest of an edited replay)
     ("identity", pa.string()),  # as the ledger knows it
     ("msg_id", pa.string()),  # Nats-Msg-Id: an effect's id; null without one
     ("event_time", TIMESTAMP),  # what the message says; the stream's time where it says nothing
@@ -106,7 +107,14 @@ _INPUTS: Final = pa.struct(
             pa.list_(
                 pa.field(
                     "element",
-                    pa.struct([("sequence", pa.int64()), ("identity", pa.string()), ("digest", pa.string())]),
+                    pa.struct(
+                        [
+                            ("sequence", pa.int64()),
+                            ("identity", pa.string()),
+                            ("digest", pa.string()),
+                            ("subject", pa.string()),  # null in blocks of a time that did not tell it
+                        ]
+                    ),
                 )
             ),
         ),
@@ -172,12 +180,28 @@ QUARANTINE: Final = Table(
     (
         *RAW,
         ("family", pa.string()),  # null where no contract names the subject
-        ("reason", pa.string()),  # contract, version, subject, identity, identity_conflict
+        ("reason", pa.string()),  # contract, version, subject, identity_conflict, unreadable
         ("detail", pa.string()),
         *DATE,
     ),
     _PLACE,
     "a message that silver refused",
+)
+
+BATCHES: Final = Table(
+    "batches",
+    (
+        ("first_version", pa.int64()),  # of bronze, closed range
+        ("last_version", pa.int64()),
+        ("family", pa.string()),  # null for subjects that no contract names
+        ("rows_in", pa.int64()),
+        ("rows_out", pa.int64()),
+        ("duplicates", pa.int64()),
+        ("quarantined", pa.int64()),
+        ("done_at", TIMESTAMP),
+    ),
+    ("last_version", "family"),
+    "the balance of a batch of silver, by family",
 )
 
 
@@ -243,6 +267,14 @@ SILVER: Final = {
             "confirmed_streams",  # the highest confirmed sequence by stream
             pa.list_(pa.field("element", pa.struct([("stream", pa.string()), ("sequence", pa.int64())]))),
         ),
+        (
+            "targets",  # which stream the effects go to: closed ranges of places in `effects`
+            pa.list_(pa.field("element", pa.struct([("stream", pa.string()), ("places", RANGES)]))),
+        ),
+        (
+            "settled",  # up to which sequence every input has its outcome in this block or before
+            pa.list_(pa.field("element", pa.struct([pa.field(name, kind) for name, kind in POSITION]))),
+        ),
     ),
     "letter": _silver(Family.LETTER, "letter", "a dead letter", *_LETTER),
     "request": _silver(Family.LETTER, "request", "what an agent handed to the dead-letter service", *_LETTER),
@@ -265,7 +297,7 @@ SILVER: Final = {
         ("payload", pa.string()),
     ),
 }
-TABLES: Final = {table.name: table for table in (BRONZE, GAPS, QUARANTINE, *SILVER.values())}
+TABLES: Final = {table.name: table for table in (BRONZE, GAPS, QUARANTINE, BATCHES, *SILVER.values())}
 
 
 def table_path(lake: str | Path, name: str) -> str:

@@ -1,0 +1,523 @@
+"""From bronze's rows to silver's: every message read by the contract of its subject, or refused with a reason.
+
+A message is read exactly as an agent reads it, with what it leaves out filled in the same way, so identities, digests
+and ids are those that ledgers and blocks know. What breaks its contract is refused alone, with the reason that a person
+needs; nothing that a message holds can stop the rest.
+
+    reason              it is
+    contract            a field is missing, wrong or too large, or the body is no JSON
+    version             a schema version that this process does not know
+    subject             no contract names the subject
+    identity_conflict   another message has this identity on this subject (found against the table, not here)
+    unreadable          something that the tables cannot hold, such as a number beyond 64 bits
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from oncewire.contracts import blocks, catalog, headers, ids, inputs, letters, message, realtime, subjects, trace
+from oncewire.contracts.catalog import Family
+from oncewire.contracts.codec import ENCODE
+from oncewire.errors import ContractViolation, Refused, UnsupportedVersion
+from oncewire.jetstream.protocol import parse_time_ns
+from oncewire.pipeline.landing import header_values
+from oncewire.pipeline.tables import QUARANTINE, SILVER, TIMESTAMP, Table
+
+KEY_BYTES: Final = 16
+DETAIL_CHARS_MAX: Final = 500
+LONG_MAX: Final = 2**63 - 1
+INCARNATION: Final = "#"
+"""Stands between a stream's creation time and its incarnation in a block."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO = timedelta(microseconds=1)
+_NAMES: Final = {Family.BLOCK: "ledger"}
+
+Families = tuple[tuple[str, Family], ...]
+"""Patterns that come before the catalog's, such as chat subjects under another prefix."""
+
+
+class Place(NamedTuple):
+    """Where a message stands, and what it carried."""
+
+    origin: ids.Origin
+    subject: str
+    tenant: str | None
+    msg_id: str | None
+    carried: Callable[[], dict[str, str]]
+
+
+class Read(NamedTuple):
+    """What a message says. `own` are the columns that only its family has."""
+
+    tenant: str
+    scope: str
+    """Within which an identity counts, besides tenant and subject."""
+    identity: str
+    event_us: int
+    trace_id: str | None
+    span_id: str | None
+    causation_id: str | None
+    correlation_id: str | None
+    digest: bytes
+    replaces: str | None
+    own: tuple[Any, ...]
+
+
+def silver_name(subject: str, families: Families = ()) -> str:
+    """The silver table of a subject, '' where no contract names it."""
+    found = next((family for pattern, family in families if subjects.matches(subject, pattern)), None)
+    family = found or catalog.family(subject)
+    if family is Family.LETTER:
+        return "request" if subject.startswith("dlq_requests.") else "letter"
+    return _NAMES.get(family, family.value) if family else ""
+
+
+# ---- one reader per family
+
+
+def read_runtime(body: bytes, place: Place) -> Read:
+    found = inputs.read_complete(body, place.subject)
+    if found is None:
+        found = inputs.read_closely(body, subject=place.subject, origin=place.origin, carried=place.carried())
+    told = found.envelope
+    carried = place.carried() if place.msg_id and place.msg_id.startswith("rp.") else {}
+    own = (
+        told.workspace,
+        *_envelope(told.id, told.type, told.schema_version, told.idempotency_key, told.actor.id, found.digest, carried),
+        ENCODE(told.payload).decode(),
+        told.actor.role,
+        told.source.agent,
+        told.source.adapter,
+        told.security_context.principal_id,
+        told.security_context.principal_type,
+        told.reply_to,
+        told.entity_id,
+        told.expected_version,
+    )
+    return Read(
+        told.tenant,
+        told.workspace,
+        found.identity,
+        told.ts * 1000,
+        told.trace_id,
+        told.span_id,
+        told.causation_id,
+        told.correlation_id,
+        found.digest,
+        carried.get(headers.REPLAY_REPLACES),
+        own,
+    )
+
+
+def read_message(body: bytes, place: Place) -> Read:
+    sent, written = message.open_message(body)
+    carried = place.carried()
+    told = inputs.view(sent, carried)
+    digest = ids.content_digest(sent.message_type, written)
+    own = (
+        told.workspace,
+        *_envelope(
+            sent.message_id,
+            sent.message_type,
+            sent.schema_version,
+            sent.idempotency_key,
+            sent.actor_id,
+            digest,
+            carried,
+        ),
+        ENCODE(sent.payload).decode(),
+        sent.actor_kind,
+    )
+    return Read(
+        told.tenant,
+        told.workspace,
+        inputs.message_identity(place.subject, sent),
+        (sent.timestamp - _EPOCH) // _MICRO,
+        told.trace_id,
+        told.span_id,
+        sent.causation_id,
+        sent.correlation_id,
+        digest,
+        carried.get(headers.REPLAY_REPLACES),
+        own,
+    )
+
+
+def _envelope(
+    id_: str, type_: str, version: str, key: str, actor: str, digest: bytes, carried: dict[str, str]
+) -> tuple[Any, ...]:
+    replaces, replay_for = carried.get(headers.REPLAY_REPLACES), carried.get(headers.REPLAY_FOR)
+    return id_, type_, version, key, actor, digest, _text(replaces), _text(replay_for)
+
+
+def read_realtime(body: bytes, place: Place) -> Read:
+    told = realtime.decode_realtime(body)
+    carried = place.carried()
+    epoch = carried.get(headers.EPOCH, "")
+    context = trace.extract(carried)
+    event = told.event
+    own = (
+        event.__struct_config__.tag,
+        told.version,
+        told.conversation_id,
+        _text(epoch) or None,
+        told.sequence,
+        getattr(event, "message_id", None),
+        getattr(event, "chunk_id", None),
+        told.contract.guarantee,
+        told.contract.dedupe_key,
+        ENCODE(event).decode(),
+    )
+    return Read(
+        place.tenant or subjects.DEFAULT_TENANT,
+        "",
+        realtime.identity(told, epoch=epoch, origin=place.origin),
+        (told.issued_at - _EPOCH) // _MICRO,
+        context.trace_id if context else None,
+        context.span_id if context else None,
+        None,
+        None,
+        hashlib.sha256(ENCODE(event)).digest(),
+        None,
+        own,
+    )
+
+
+def read_ledger(body: bytes, place: Place) -> Read:
+    """A block. Its hash is part of its identity: a second block with this number is a fork that audits must see."""
+    try:
+        told = blocks.read_announcement(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"ledger block: {error}") from None
+    if told.version != blocks.ANNOUNCEMENT_VERSION:
+        raise UnsupportedVersion(f"ledger block: version {told.version} is not supported", version=str(told.version))
+    hash_ = blocks.announcement_hash(body)
+    own = (
+        told.version,
+        told.ledger,
+        told.workspace,
+        told.agent,
+        told.number,
+        told.previous,
+        hash_.hex(),
+        [_inputs(one) for one in told.inputs],
+        told.effects,
+        told.state,
+        told.confirmed.block,
+        [{"stream": stream, "sequence": sequence} for stream, sequence in sorted(told.confirmed.streams.items())],
+        [{"stream": stream, "places": _ranges(places)} for stream, places in sorted(told.targets.items())],
+        [_settled(*one) for one in told.settled],
+    )
+    identity = ids.joined("block", told.ledger, told.tenant, told.workspace, told.agent, told.number, hash_.hex())
+    return Read(told.tenant, told.workspace, identity, _stored_us(place), None, None, None, None, hash_, None, own)
+
+
+def _inputs(told: blocks.Inputs) -> dict[str, Any]:
+    created_ns, incarnation = lifetime_of(told.created)
+    names = told.subjects if len(told.subjects) == len(told.listed) else told.subjects[:1] * len(told.listed)
+    return {
+        "stream": told.stream,
+        "created_ns": created_ns,
+        "incarnation": incarnation,
+        "consumer": told.consumer,
+        "filters": list(told.filters),
+        "start": told.start,
+        "sum": told.sum,
+        **{name: _ranges(getattr(told, name)) for name in ("done", "duplicate", "terminated", "dead", "passed")},
+        "listed": [
+            {"sequence": sequence, "identity": identity, "digest": digest, "subject": names[at] if names else None}
+            for at, (sequence, identity, digest) in enumerate(told.listed)
+        ],
+    }
+
+
+def _ranges(found: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
+    return [{"first": first, "last": last} for first, last in found]
+
+
+def _settled(stream: str, created: str, sequence: int) -> dict[str, Any]:
+    created_ns, incarnation = lifetime_of(created)
+    return {"stream": stream, "created_ns": created_ns, "incarnation": incarnation, "sequence": sequence}
+
+
+def lifetime_of(created: str) -> tuple[int, int]:
+    """A stream's creation time with its incarnation, as blocks write it: `2026-11-15T12:00:00Z#2`."""
+    when, _, incarnation = created.partition(INCARNATION)
+    try:
+        return parse_time_ns(when), int(incarnation or 0)
+    except ValueError:
+        raise ContractViolation(f"ledger block: {created[:60]!r} is not when a stream was made") from None
+
+
+def read_letter(body: bytes, place: Place) -> Read:
+    """A dead letter, or a request for one. What somebody else wrote there has no story: it is kept as it is."""
+    told = place.carried()
+
+    def number(name: str) -> int:
+        text = told.get(name, "")
+        found = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else 0
+        return min(found, LONG_MAX)
+
+    context = trace.extract({headers.TRACEPARENT: told.get(letters.TRACE, "")}) or trace.extract(told)
+    reason = told.get(letters.CAUSE, "")
+    own = (
+        _text(letters.cause_of(reason, letters.one_line(reason, letters.CAUSE_CHARS_MAX))) or "unknown",
+        _text(told.get(letters.ERROR, reason)),
+        _text(told.get(letters.OUTCOME, "")),
+        _text(told.get(letters.CONSUMER, "")),
+        number(letters.DELIVERIES),
+        _text(told.get(letters.STREAM, "")),
+        number(letters.CREATED),
+        number(letters.SEQUENCE),
+        number(letters.TIMESTAMP),
+        _text(told.get(letters.SUBJECT, "")),
+        _text(told.get(letters.PAYLOAD, "")),
+        body,
+    )
+    return Read(
+        place.tenant or subjects.DEFAULT_TENANT,
+        "",
+        ids.joined("letter", place.msg_id) if place.msg_id else ids.position_identity(place.origin),
+        min(number(letters.AT), 253_402_300_799_999) * 1000 or _stored_us(place),
+        context.trace_id if context else None,
+        context.span_id if context else None,
+        None,
+        None,
+        b"",
+        None,
+        own,
+    )
+
+
+def read_replay(body: bytes, place: Place) -> Read:
+    letter = place.subject.rpartition(".")[2]
+    identity = ids.position_identity(place.origin)
+    return _plain(place, identity, (letter, _json_text(body)))
+
+
+class _Advisory(msgspec.Struct, frozen=True):
+    type: str
+    stream: str
+    consumer: str
+    stream_seq: int
+    id: str = ""
+    deliveries: int = 0
+
+
+_read_advisory = msgspec.json.Decoder(_Advisory).decode
+
+
+def read_advisory(body: bytes, place: Place) -> Read:
+    try:
+        told = _read_advisory(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"advisory: {error}") from None
+    own = (told.type, told.consumer, told.deliveries, told.stream, told.stream_seq, body.decode())
+    identity = ids.joined("advisory", told.id) if told.id else ids.position_identity(place.origin)
+    return _plain(place, identity, own)
+
+
+def _plain(place: Place, identity: str, own: tuple[Any, ...]) -> Read:
+    tenant = place.tenant or subjects.DEFAULT_TENANT
+    return Read(tenant, "", identity, _stored_us(place), None, None, None, None, b"", None, own)
+
+
+def _json_text(body: bytes) -> str:
+    try:
+        msgspec.json.decode(body)
+        return body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"body: {error}") from None
+
+
+def _stored_us(place: Place) -> int:
+    return place.origin.timestamp_ns // 1000
+
+
+def _text(value: str | None) -> str | None:
+    """A header's value as a table can hold it: bytes that are no UTF-8 are shown as signs."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if value is not None else None
+
+
+Reader = Callable[[bytes, Place], Read]
+READERS: Final[dict[str, Reader]] = {
+    "runtime": read_runtime,
+    "message": read_message,
+    "realtime": read_realtime,
+    "ledger": read_ledger,
+    "letter": read_letter,
+    "request": read_letter,
+    "replay": read_replay,
+    "advisory": read_advisory,
+}
+
+
+def key_of(name: str, subject: str, read: Read) -> bytes:
+    """What no two rows of a silver table share. An edited replay stands beside what it replaces."""
+    parts = [name, read.tenant, read.scope, subject, read.identity]
+    text = ids.joined("silver", *parts, *([read.digest.hex()] if read.replaces else []))
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()
+
+
+# ---- whole batches
+
+
+@dataclass
+class Parted:
+    """The rows of one silver table in a batch: where each stood in bronze, and what it says."""
+
+    at: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    read: list[Read] = field(default_factory=list)
+
+    def halves(self) -> tuple[Parted, Parted]:
+        half = len(self.at) // 2
+        return (
+            Parted(self.at[:half], self.keys[:half], self.read[:half]),
+            Parted(self.at[half:], self.keys[half:], self.read[half:]),
+        )
+
+
+@dataclass
+class Wrong:
+    """A row that is refused: where it stood in bronze, and why."""
+
+    at: int
+    family: str
+    reason: str
+    detail: str
+
+
+class Decoded(NamedTuple):
+    """A batch of bronze in its parts. Every row is in one of them."""
+
+    parts: dict[str, pa.Table]
+    digests: dict[str, list[bytes]]
+    quarantine: pa.Table
+    refused: dict[str, int]
+    """Rows in `quarantine` by family, '' for subjects without one."""
+
+
+def decode(rows: pa.Table, families: Families = ()) -> Decoded:
+    """Read every row of bronze by the contract of its subject."""
+    parted: dict[str, Parted] = {}
+    wrong: list[Wrong] = []
+    home = lru_cache(maxsize=4096)(lambda subject: silver_name(subject, families))
+    for at, (body, place) in enumerate(zip(rows["payload"].to_pylist(), places(rows), strict=True)):
+        name = home(place.subject)
+        if not name:
+            wrong.append(Wrong(at, "", "subject", f"no contract names the subject {place.subject[:200]}"))
+            continue
+        try:
+            read = READERS[name](body, place)
+            key = key_of(name, place.subject, read)
+        except Refused as error:
+            reason = "version" if isinstance(error, UnsupportedVersion) else "contract"
+            wrong.append(Wrong(at, name, reason, str(error)))
+        except Exception as error:  # a message may break a reader in ways nobody thought of; the others must go on
+            wrong.append(Wrong(at, name, "unreadable", f"{type(error).__name__}: {error}"))
+        else:
+            part = parted.setdefault(name, Parted())
+            part.at.append(at)
+            part.keys.append(key)
+            part.read.append(read)
+    tables: dict[str, pa.Table] = {}
+    digests: dict[str, list[bytes]] = {}
+    for name, part in parted.items():
+        made = list(_tables(rows, name, part, wrong))
+        tables[name] = pa.concat_tables([table for table, _ in made]) if made else SILVER[name].schema.empty_table()
+        digests[name] = [digest for _, found in made for digest in found]
+    refused: dict[str, int] = {}
+    for one in wrong:
+        refused[one.family] = refused.get(one.family, 0) + 1
+    return Decoded(tables, digests, quarantined(rows, sorted(wrong, key=lambda one: one.at)), refused)
+
+
+def places(rows: pa.Table) -> Iterator[Place]:
+    columns = [rows[name].to_pylist() for name in ("stream", "created_ns", "sequence", "nanos", "subject", "tenant")]
+    micros = rows["timestamp"].cast(pa.int64()).to_pylist()
+    carried = rows["headers"].combine_chunks()
+    msg_ids = header_values(carried, headers.MSG_ID).to_pylist()
+    for at, (stream, created_ns, sequence, nanos, subject, tenant) in enumerate(zip(*columns, strict=True)):
+        origin = ids.Origin(stream, created_ns, sequence, micros[at] * 1000 + nanos)
+        yield Place(origin, subject, tenant, msg_ids[at], _Carried(carried, at))
+
+
+class _Carried:
+    """A row's headers, read when somebody asks: of a name that stands several times the first value."""
+
+    __slots__ = ("_at", "_lists")
+
+    def __init__(self, lists: pa.Array, at: int) -> None:
+        self._lists = lists
+        self._at = at
+
+    def __call__(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for pair in self._lists[self._at].as_py():
+            found.setdefault(pair["key"], pair["value"].decode("utf-8", "surrogateescape"))
+        return found
+
+
+def _tables(rows: pa.Table, name: str, part: Parted, wrong: list[Wrong]) -> Iterator[tuple[pa.Table, list[bytes]]]:
+    """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
+    if not part.at:
+        return
+    try:
+        yield _table(rows, SILVER[name], part), [read.digest for read in part.read]
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
+        if len(part.at) == 1:
+            wrong.append(Wrong(part.at[0], name, "unreadable", f"{type(error).__name__}: {error}"))
+            return
+        for half in part.halves():
+            yield from _tables(rows, name, half, wrong)
+
+
+def _table(rows: pa.Table, table: Table, part: Parted) -> pa.Table:
+    kinds = dict(table.columns)
+    names = [name for name, _ in table.columns]
+    stood = rows.take(pa.array(part.at, pa.int64()))
+    carried = stood["headers"].combine_chunks()
+    made: dict[str, Any] = {
+        "tenant": [read.tenant for read in part.read],
+        "key": part.keys,
+        "identity": [read.identity for read in part.read],
+        "msg_id": header_values(carried, headers.MSG_ID),
+        "event_time": pa.array([read.event_us for read in part.read], pa.int64()).cast(TIMESTAMP),
+        "trace_id": [read.trace_id for read in part.read],
+        "span_id": [read.span_id for read in part.read],
+        "causation_id": [read.causation_id for read in part.read],
+        "correlation_id": [read.correlation_id for read in part.read],
+    }
+    own = names[names.index("correlation_id") + 1 : -1]
+    columns = zip(*(read.own for read in part.read), strict=True)
+    made |= dict(zip(own, (list(column) for column in columns), strict=True))
+    arrays = []
+    for name in names:
+        value = made.get(name, None)
+        if value is None:
+            value = stood[name].combine_chunks()
+        arrays.append(value if isinstance(value, pa.Array) else pa.array(value, kinds[name]))
+    return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+def quarantined(rows: pa.Table, wrong: Sequence[Wrong]) -> pa.Table:
+    """Rows as they stood in bronze, with the reason."""
+    stood = rows.take(pa.array([one.at for one in wrong], pa.int64()))
+    made = {
+        "family": pa.array([one.family or None for one in wrong], pa.string()),
+        "reason": pa.array([one.reason for one in wrong], pa.string()),
+        "detail": pa.array([_text(letters.one_line(one.detail, DETAIL_CHARS_MAX)) for one in wrong], pa.string()),
+    }
+    names = [name for name, _ in QUARANTINE.columns]
+    arrays = [made[name] if name in made else stood[name].combine_chunks() for name in names]
+    return pa.Table.from_arrays(arrays, schema=QUARANTINE.schema)

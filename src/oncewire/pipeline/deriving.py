@@ -1,0 +1,529 @@
+"""Silver: bronze's new rows read by their contracts, each identity once.
+
+A batch is a range of bronze's versions. Three rounds over the executors, and the driver decides between them:
+
+    decode      each new file of bronze becomes staged parts, one per silver table, and rows for quarantine
+    look        the key column of each silver table is searched for the keys of the batch
+    write       what is new becomes files of silver; what conflicts joins quarantine
+
+Then the balance is checked (rows in = rows out + duplicates + quarantine), and the tables are committed in this order,
+each with bronze's version as the version of its transaction id:
+
+    gaps, quarantine, the silver tables, batches
+
+`batches` is last and says that all is done. If the power goes in between, the next run finds a version that some tables
+have and `batches` has not, does that same batch again, and commits only where it is missing: the silver tables are
+searched as they were before it, so the decisions are the same.
+
+Which of two copies becomes the row does not depend on how batches were cut: the first one in its stream.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from oncewire.pipeline import decode
+from oncewire.pipeline.decode import KEY_BYTES, Families, Wrong
+from oncewire.pipeline.lake import files, rules
+from oncewire.pipeline.lake.log import SILVER_APP, Added, Lake, Version, is_partitioned
+from oncewire.pipeline.lake.rules import Balance, Gap, Span, Written
+from oncewire.pipeline.lake.tasks import run_tasks
+from oncewire.pipeline.tables import BATCHES, BRONZE, GAPS, QUARANTINE, SILVER, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_ROWS_MAX: Final = 400_000
+"""Versions are taken into a batch up to so many rows: their keys are all that the driver holds."""
+LOOKS_PER_CORE: Final = 2
+STAGING: Final = "_staging"
+CONFLICT: Final = "identity_conflict"
+
+
+def silver(frame: DataFrame, family: str, *, families: Families = ()) -> DataFrame:
+    """The rows of bronze (or of `bronze(…)`) that belong to a silver table and meet their contract, for a job of your
+    own. Nothing is remembered between rows: copies are dropped by `dropDuplicates(["key"])`, or by the lake."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    schema = from_arrow_schema(SILVER[family].schema)
+    return frame.mapInArrow(_Reading(family, families), schema)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    family: str
+    families: Families
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = conform(pa.Table.from_batches([batch]), BRONZE)
+            found = decode.decode(rows, self.families).parts.get(self.family)
+            if found is not None:
+                yield from found.to_batches()
+
+
+# ---- on the executors
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Decoded rows of one file of bronze for one table, on disk; their keys and digests in order."""
+
+    name: str
+    path: str
+    rows: int
+    size_bytes: int
+    keys: bytes = b""
+    digests: bytes = b""
+    sequences: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileDecoded:
+    """What became of one file of bronze."""
+
+    parts: tuple[Staged, ...]
+    refused: dict[str, int]
+    runs: tuple[rules.Closed, ...]
+
+
+@dataclass(frozen=True)
+class DecodeFile:
+    """Read one file of bronze and stage its parts."""
+
+    bronze: str
+    staging: str
+    families: Families
+
+    def __call__(self, item: tuple[int, str]) -> FileDecoded:
+        at, path = item
+        rows = read_file(f"{self.bronze}/{path}", BRONZE)
+        found = decode.decode(rows, self.families)
+        parts = [self._staged(at, name, part, found.digests[name]) for name, part in sorted(found.parts.items())]
+        if found.quarantine.num_rows:
+            parts.append(self._staged(at, QUARANTINE.name, found.quarantine, []))
+        return FileDecoded(tuple(parts), found.refused, tuple(files.runs_of(rows["sequence"])))
+
+    def _staged(self, at: int, name: str, part: pa.Table, digests: list[bytes]) -> Staged:
+        path = Path(self.staging) / f"{at}-{name}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, part.schema) as writer:
+            writer.write_table(part)
+        if name == QUARANTINE.name:
+            return Staged(name, str(path), part.num_rows, part.nbytes)
+        keys, sequences = b"".join(part["key"].to_pylist()), tuple(part["sequence"].to_pylist())
+        return Staged(name, str(path), part.num_rows, part.nbytes, keys, b"".join(digests), sequences)
+
+
+def read_staged(path: str) -> pa.Table:
+    with pa.memory_map(path) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def read_file(path: str, table: Table) -> pa.Table:
+    """A file of a table, with the table's columns of today: those that it does not have are null, but for the date of a
+    partitioned table, which is that of the stream's time."""
+    return conform(pq.ParquetFile(path).read(), table)
+
+
+def conform(rows: pa.Table, table: Table) -> pa.Table:
+    made = []
+    for name, kind in table.columns:
+        if name in rows.column_names:
+            made.append(rows[name].cast(kind))
+        elif name == "date":
+            made.append(rows["timestamp"].cast(pa.date32()))
+        else:
+            made.append(pa.nulls(rows.num_rows, kind))
+    return pa.Table.from_arrays(made, schema=table.schema)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Search files of silver tables for keys: each one that is there, with its digest where the table has one."""
+
+    keys: dict[str, bytes]
+    """By table, joined."""
+
+    def __call__(self, item: tuple[str, str, tuple[str, ...]]) -> dict[bytes, bytes]:
+        name, root, paths = item
+        wanted = pa.array(split(self.keys[name], KEY_BYTES), pa.binary())
+        has_digest = any(column == "digest" for column, _ in SILVER[name].columns)
+        found: dict[bytes, bytes] = {}
+        for path in paths:
+            file = pq.ParquetFile(f"{root}/{path}")
+            is_there = pc.is_in(file.read(columns=["key"])["key"], value_set=wanted)
+            if not pc.any(is_there).as_py():
+                continue
+            rows = file.read(columns=["key", "digest"] if has_digest else ["key"]).filter(is_there)
+            digests = rows["digest"].to_pylist() if has_digest else [b""] * rows.num_rows
+            found |= dict(zip(rows["key"].to_pylist(), digests, strict=True))
+        return found
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A row of bronze whose identity another message has."""
+
+    bronze: str
+    sequence: int
+    family: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class WriteItem:
+    """Files to write: staged parts without the rows that are dropped, and conflicting rows of bronze."""
+
+    name: str
+    root: str
+    prefix: str
+    is_partitioned: bool
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    conflicts: tuple[Conflict, ...] = ()
+
+
+def write_item(item: WriteItem) -> tuple[list[Written], dict[str, int]]:
+    """The files, and how many rows of each family they hold."""
+    table = QUARANTINE if item.name == QUARANTINE.name else SILVER[item.name]
+    made = [without(read_staged(path), dropped) for path, dropped in item.parts]
+    by_file: dict[str, list[Conflict]] = {}
+    for one in item.conflicts:
+        by_file.setdefault(one.bronze, []).append(one)
+    made += [conflicting(path, found) for path, found in by_file.items()]
+    rows = pa.concat_tables(made)
+    rows = rows.sort_by([(name, "ascending") for name in ("stream", "created_ns", "incarnation", "sequence")])
+    written = list(files.write_files(item.root, table, item.prefix, rows, is_partitioned=item.is_partitioned))
+    if table is not QUARANTINE:
+        return written, {item.name: rows.num_rows}
+    counts = pc.value_counts(rows["family"]).to_pylist()
+    return written, {one["values"] or "": one["counts"] for one in counts}
+
+
+def without(rows: pa.Table, dropped: Sequence[int]) -> pa.Table:
+    if not dropped:
+        return rows
+    gone = set(dropped)
+    return rows.take(pa.array([at for at in range(rows.num_rows) if at not in gone], pa.int64()))
+
+
+def conflicting(path: str, found: Sequence[Conflict]) -> pa.Table:
+    rows = read_file(path, BRONZE)
+    place = {sequence: at for at, sequence in enumerate(rows["sequence"].to_pylist())}
+    return decode.quarantined(rows, [Wrong(place[one.sequence], one.family, CONFLICT, one.detail) for one in found])
+
+
+def split(joined: bytes, size: int) -> list[bytes]:
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
+
+
+# ---- on the driver
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """What the driver decided about the staged rows of one table."""
+
+    dropped: dict[str, list[int]]
+    """By staged path: rows that are not written."""
+    duplicates: int
+    conflicts: list[Conflict]
+
+
+def sort_out(name: str, parts: Sequence[tuple[str, Staged]], known: dict[bytes, bytes], *, has_digest: bool) -> Sorted:
+    """Which rows are new: the first copy wins. `parts` are in the streams' order, each with its file of bronze."""
+    first = dict(known)
+    dropped: dict[str, list[int]] = {}
+    conflicts: list[Conflict] = []
+    duplicates = 0
+    for bronze, part in parts:
+        keys = split(part.keys, KEY_BYTES)
+        digests = split(part.digests, 32) if has_digest else [b""] * len(keys)
+        for at, (key, digest) in enumerate(zip(keys, digests, strict=True)):
+            seen = first.get(key)
+            if seen is None:
+                first[key] = digest
+                continue
+            dropped.setdefault(part.path, []).append(at)
+            if has_digest and seen != digest:
+                detail = f"its identity stands for a message with the digest {seen.hex()}"
+                conflicts.append(Conflict(bronze, part.sequences[at], name, detail))
+            else:
+                duplicates += 1
+    return Sorted(dropped, duplicates, conflicts)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch of silver that is done."""
+
+    first_version: int
+    last_version: int
+    balances: tuple[Balance, ...]
+
+    @property
+    def rows_in(self) -> int:
+        return sum(one.rows_in for one in self.balances)
+
+    def total(self, name: str) -> int:
+        return sum(getattr(one, name) for one in self.balances)
+
+
+class Silver:
+    """Follows bronze. One at a time on a lake."""
+
+    def __init__(
+        self, spark: SparkSession, lake: Lake, families: Families = (), rows_max: int = BATCH_ROWS_MAX
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._families = families
+        self._rows_max = rows_max
+        self._seen = -1
+        self._staging = lake.path / STAGING
+        shutil.rmtree(self._staging, ignore_errors=True)
+
+    def step(self) -> Batch | None:
+        """One batch; None when there is nothing new in bronze."""
+        if not self._lake.exists(BRONZE):
+            return None
+        newest = self._lake.open(BRONZE).version()
+        done = max(self.done(), self._seen)
+        begun = [version for version in self._begun() if version > done]
+        target = rules.next_target(begun, newest)
+        versions = self._take(done, target, is_fixed=bool(begun))
+        if not any(one.added or one.facts.get("gaps") for one in versions):
+            self._seen = target
+            return None
+        batch = self._run(done + 1, versions[-1].number, versions)
+        self._seen = batch.last_version
+        return batch
+
+    def done(self) -> int:
+        """The last version of bronze that is whole in silver; -1 before the first."""
+        found = self._lake.open(BATCHES).transaction_version(SILVER_APP) if self._lake.exists(BATCHES) else None
+        return -1 if found is None else found
+
+    def _begun(self) -> list[int]:
+        tables = [table for table in (GAPS, QUARANTINE, *SILVER.values()) if self._lake.exists(table)]
+        found = [self._lake.open(table).transaction_version(SILVER_APP) for table in tables]
+        return [version for version in found if version is not None]
+
+    def _take(self, done: int, target: int, *, is_fixed: bool) -> list[Version]:
+        taken: list[Version] = []
+        rows = 0
+        for version in self._lake.versions(BRONZE, done, target):
+            taken.append(version)
+            rows += sum(one.rows for one in version.added)
+            if rows >= self._rows_max and not is_fixed:
+                break
+        return taken
+
+    def _run(self, first: int, last: int, versions: list[Version]) -> Batch:
+        staging = self._staging / str(last)
+        work = DecodeFile(self._lake.root(BRONZE), str(staging), self._families)
+        added = sorted((one for version in versions for one in version.added), key=place)
+        found = run_tasks(self._spark, work, [(at, one.path) for at, one in enumerate(added)])
+        handles = self._handles(found)
+        sorted_out = self._look(added, found, handles, last)
+        written, counts, refused = self._write(first, last, found, sorted_out, handles)
+        balances = balance(found, sorted_out, counts, refused)
+        for one in balances:
+            one.check()
+        Balance("all", sum(one.rows for one in added), sum(one.rows_in for one in balances), 0, 0).check()
+        self._commit(last, versions, added, found, written, handles)
+        self._note(Batch(first, last, balances))
+        shutil.rmtree(staging, ignore_errors=True)
+        return Batch(first, last, balances)
+
+    def _handles(self, found: Sequence[FileDecoded]) -> dict[str, DeltaTable]:
+        """The tables that the batch touches, each read and committed through one handle: nobody comes between."""
+        names = {part.name for one in found for part in one.parts} - {QUARANTINE.name}
+        return {name: self._lake.open(SILVER[name]) for name in sorted(names)} | {
+            QUARANTINE.name: self._lake.open(QUARANTINE),
+            GAPS.name: self._lake.open(GAPS),
+        }
+
+    def _has(self, handle: DeltaTable, last: int) -> bool:
+        version = handle.transaction_version(SILVER_APP)
+        return version is not None and version >= last
+
+    def _look(
+        self, added: Sequence[Added], found: Sequence[FileDecoded], handles: dict[str, DeltaTable], last: int
+    ) -> dict[str, Sorted]:
+        parts: dict[str, list[tuple[str, Staged]]] = {}
+        for file, one in zip(added, found, strict=True):
+            for part in one.parts:
+                if part.name != QUARANTINE.name:
+                    parts.setdefault(part.name, []).append((f"{self._lake.root(BRONZE)}/{file.path}", part))
+        keys = {name: b"".join(part.keys for _, part in some) for name, some in parts.items()}
+        items = [item for name in parts for item in self._look_items(name, handles[name], last)]
+        known: dict[str, dict[bytes, bytes]] = {name: {} for name in parts}
+        for item, answer in zip(items, run_tasks(self._spark, Look(keys), items), strict=True):
+            known[item[0]] |= answer
+        has_digest = {name: any(column == "digest" for column, _ in SILVER[name].columns) for name in parts}
+        return {name: sort_out(name, some, known[name], has_digest=has_digest[name]) for name, some in parts.items()}
+
+    def _look_items(self, name: str, handle: DeltaTable, last: int) -> list[tuple[str, str, tuple[str, ...]]]:
+        """The table's files in about equal groups, as they were before this batch."""
+        root = self._lake.root(SILVER[name])
+        before = handle
+        while self._has(before, last):
+            before = DeltaTable(root, version=before.version() - 1)
+        adds = pa.table(before.get_add_actions(flatten=True))
+        paths = [unquote(path) for path in adds["path"].to_pylist()] if adds.num_rows else []
+        groups = max(1, min(len(paths), LOOKS_PER_CORE * self._spark.sparkContext.defaultParallelism))
+        return [(name, root, tuple(paths[at::groups])) for at in range(groups) if paths[at::groups]]
+
+    def _write(
+        self,
+        first: int,
+        last: int,
+        found: Sequence[FileDecoded],
+        sorted_out: dict[str, Sorted],
+        handles: dict[str, DeltaTable],
+    ) -> tuple[dict[str, list[Written]], dict[str, int], dict[str, int]]:
+        items = self._write_items(f"{first:010d}-{last:010d}", found, sorted_out, handles)
+        written: dict[str, list[Written]] = {}
+        counts: dict[str, int] = {}
+        refused: dict[str, int] = {}
+        for item, (some, rows) in zip(items, run_tasks(self._spark, write_item, items), strict=True):
+            written.setdefault(item.name, []).extend(some)
+            into = refused if item.name == QUARANTINE.name else counts
+            for name, number in rows.items():
+                into[name] = into.get(name, 0) + number
+        return written, counts, refused
+
+    def _write_items(
+        self,
+        prefix: str,
+        found: Sequence[FileDecoded],
+        sorted_out: dict[str, Sorted],
+        handles: dict[str, DeltaTable],
+    ) -> list[WriteItem]:
+        """One item per file to be: staged parts in order, gathered up to its size."""
+        groups: list[list[Staged]] = []
+        open_: dict[str, list[Staged]] = {}
+        for part in (part for one in found for part in one.parts):
+            group = open_.get(part.name)
+            if group is None or sum(other.size_bytes for other in group) + part.size_bytes > files.FILE_BYTES_MAX:
+                group = open_[part.name] = []
+                groups.append(group)
+            group.append(part)
+        items = []
+        for at, group in enumerate(groups):
+            name = group[0].name
+            table = QUARANTINE if name == QUARANTINE.name else SILVER[name]
+            dropped = sorted_out[name].dropped if name in sorted_out else {}
+            chosen = tuple((part.path, tuple(dropped.get(part.path, ()))) for part in group)
+            root, is_dated = self._lake.root(table), is_partitioned(handles[name])
+            items.append(WriteItem(name, root, f"{prefix}-{at:04d}", is_dated, chosen))
+        conflicts = tuple(one for some in sorted_out.values() for one in some.conflicts)
+        if conflicts:
+            root, is_dated = self._lake.root(QUARANTINE), is_partitioned(handles[QUARANTINE.name])
+            items.append(WriteItem(QUARANTINE.name, root, f"{prefix}-conflicts", is_dated, (), conflicts))
+        return items
+
+    def _commit(
+        self,
+        last: int,
+        versions: Sequence[Version],
+        added: Sequence[Added],
+        found: Sequence[FileDecoded],
+        written: dict[str, list[Written]],
+        handles: dict[str, DeltaTable],
+    ) -> None:
+        runs = {file.path: one.runs for file, one in zip(added, found, strict=True)}
+        missing = [gap for version in versions for gap in gaps_of(version, runs)]
+        if missing and not self._has(handles[GAPS.name], last):
+            made = self._written(GAPS, last, gap_rows(missing, datetime.now(UTC)))
+            self._lake.commit(handles[GAPS.name], GAPS, made, SILVER_APP, last)
+        for name in (QUARANTINE.name, *sorted(written.keys() - {QUARANTINE.name})):
+            if written.get(name) and not self._has(handles[name], last):
+                table = QUARANTINE if name == QUARANTINE.name else SILVER[name]
+                self._lake.commit(handles[name], table, written[name], SILVER_APP, last)
+
+    def _note(self, batch: Batch) -> None:
+        handle = self._lake.open(BATCHES)
+        made = self._written(BATCHES, batch.last_version, balance_rows(batch, datetime.now(UTC)))
+        self._lake.commit(handle, BATCHES, made, SILVER_APP, batch.last_version)
+
+    def _written(self, table: Table, last: int, rows: pa.Table) -> list[Written]:
+        prefix = f"{last:010d}"
+        return list(files.write_files(self._lake.root(table), table, prefix, rows, is_partitioned=False))
+
+
+def place(file: Added) -> tuple[Any, ...]:
+    """The order of the streams."""
+    least = file.stats["minValues"]
+    return tuple(least[name] for name in ("stream", "created_ns", "incarnation", "sequence"))
+
+
+def balance(
+    found: Sequence[FileDecoded], sorted_out: dict[str, Sorted], counts: dict[str, int], refused: dict[str, int]
+) -> tuple[Balance, ...]:
+    """What came in as it was decoded, what went out as it was written."""
+    came: dict[str, int] = {}
+    for one in found:
+        for part in one.parts:
+            if part.name != QUARANTINE.name:
+                came[part.name] = came.get(part.name, 0) + part.rows
+        for name, rows in one.refused.items():
+            came[name] = came.get(name, 0) + rows
+    return tuple(
+        Balance(
+            name,
+            rows,
+            counts.get(name, 0),
+            sorted_out[name].duplicates if name in sorted_out else 0,
+            refused.get(name, 0),
+        )
+        for name, rows in sorted(came.items())
+    )
+
+
+def gaps_of(version: Version, runs: dict[str, tuple[rules.Closed, ...]]) -> list[Gap]:
+    """What the range of one version of bronze does not have."""
+    facts = version.facts
+    if not facts.get("gaps"):
+        return []
+    span = Span((facts["stream"], facts["created_ns"], facts["incarnation"]), facts["first"], facts["last"])
+    there = sorted(run for file in version.added for run in runs[file.path])
+    return rules.find_gaps(span, there, has_limits=facts["limits"], is_loss_accepted=facts["accepted"])
+
+
+def gap_rows(gaps: Sequence[Gap], now: datetime) -> pa.Table:
+    rows = [
+        dict(zip(("stream", "created_ns", "incarnation"), one.lifetime, strict=True))
+        | {"first": one.first, "last": one.last, "cause": one.cause, "detail": one.detail, "found_at": now}
+        for one in gaps
+    ]
+    return pa.Table.from_pylist(rows, schema=GAPS.schema)
+
+
+def balance_rows(batch: Batch, now: datetime) -> pa.Table:
+    rows = [
+        {
+            "first_version": batch.first_version,
+            "last_version": batch.last_version,
+            "family": one.family or None,
+            "rows_in": one.rows_in,
+            "rows_out": one.rows_out,
+            "duplicates": one.duplicates,
+            "quarantined": one.quarantined,
+            "done_at": now,
+        }
+        for one in batch.balances
+    ]
+    return pa.Table.from_pylist(rows, schema=BATCHES.schema)

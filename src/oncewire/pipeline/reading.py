@@ -1,0 +1,228 @@
+"""One stream's way into bronze: its query, how it stands, and what follows when it fails.
+
+    state       it is
+    waiting     the stream is not there, or has no messages yet
+    reading     its query runs
+    retrying    its query failed for a reason that passes (a server that is away, a worker that died)
+    stopped     somebody must look: messages are lost, the checkpoint is gone, the stream cannot be read
+    done        everything that was there is in bronze (one pass)
+
+A stream that stops takes no other with it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from oncewire import errors
+from oncewire.errors import Corrupt, NotFound, OncewireError, Refused, Unavailable
+from oncewire.pipeline import checkpoints
+from oncewire.pipeline import options as given
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.landing import Landed, Landing, source
+from oncewire.pipeline.rules import Facts
+from oncewire.pipeline.source import HAS_ADMISSION, read_file
+from oncewire.pipeline.stream import facts_of
+from oncewire.pipeline.tables import BRONZE, high_water
+from oncewire.pipeline.wire import Wire, connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+RETRY_S: Final = 2.0
+ROWS_PER_TRIGGER: Final = 200_000
+BYTES_PER_TRIGGER: Final = 256 << 20
+FINISH_S: Final = 120.0
+LOOK_S: Final = 0.05
+_OURS = re.compile(r"oncewire\.errors\.(\w+): (.+)")
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    READING = "reading"
+    RETRYING = "retrying"
+    STOPPED = "stopped"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How streams are read: the source's options (address, credentials), the pace, and whose losses are accepted."""
+
+    access: Mapping[str, str]
+    trigger_s: float = 5.0
+    rows_per_trigger: int = ROWS_PER_TRIGGER
+    accepted: frozenset[str] = field(default_factory=frozenset)
+
+
+class Streams:
+    """Asks the server about streams from the driver, over one connection that is made again when it broke."""
+
+    def __init__(self, access: Mapping[str, str]) -> None:
+        self._access = given.read_options({**access, "stream": "any"}, read_file, is_streaming=False).access
+        self._wire: Wire | None = None
+
+    def facts(self, stream: str) -> Facts | None:
+        """None when there is no such stream. Unavailable when nobody answers."""
+        try:
+            self._wire = self._wire or connect(self._access)
+            return facts_of(self._wire, stream)
+        except NotFound:
+            return None
+        except Unavailable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = None
+
+
+class Reading:
+    """The query of one stream, started when there is something to read."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        stream: str,
+        reads: Reads,
+        streams: Streams,
+        on_landed: Callable[[Landed], None],
+    ) -> None:
+        self._spark = spark
+        self._lake = lake
+        self._reads = reads
+        self._streams = streams
+        self._on_landed = on_landed
+        self._query: StreamingQuery | None = None
+        self._landing: Landing | None = None
+        self._retry_at = 0.0
+        self._has_limits = False
+        self.stream = stream
+        self.state = State.WAITING
+        self.error: OncewireError | None = None
+        self.failures = 0
+
+    @property
+    def is_active(self) -> bool:
+        return self._query is not None and self._query.isActive
+
+    def look(self, now: float, *, is_once: bool = False) -> None:
+        """Start what can be started, notice what has ended. Never waits for a batch."""
+        if self.state is State.READING and not self.is_active:
+            self._ended(now, is_once)
+        if self.state in (State.WAITING, State.RETRYING) and now >= self._retry_at:
+            try:
+                self._begin(is_once)
+            except Unavailable as error:
+                self._failed(error, now)
+            except OncewireError as error:
+                self.state, self.error = State.STOPPED, error
+
+    def _begin(self, is_once: bool) -> None:
+        facts = self._streams.facts(self.stream)
+        if facts is None or facts.last == 0:
+            self.state = State.DONE if is_once else State.WAITING
+            self._retry_at = time.monotonic() + self._reads.trigger_s
+            return
+        if facts.retention == "workqueue":
+            raise Refused(f"stream {self.stream} is a work queue, which nobody else can read")
+        self._has_limits = facts.has_subject_limits
+        checkpoint, begins_at = checkpoints.usable(self._lake.path, self.stream, self._reached())
+        self._query = self._start(checkpoint, begins_at, is_once)
+        self.state, self.error = State.READING, None
+
+    def _reached(self) -> int | None:
+        """The last sequence that the lake has of the stream, in whichever lifetime."""
+        if not self._lake.exists(BRONZE):
+            return None
+        known = {one: last for one, last in high_water(self._lake.open(BRONZE)).items() if one[0] == self.stream}
+        return known[max(known)] if known else None
+
+    def _start(self, checkpoint: Path, begins_at: int, is_once: bool) -> StreamingQuery:
+        is_accepted = self.stream in self._reads.accepted
+        options: dict[str, Any] = dict(self._reads.access)
+        options |= {"startingOffsets": begins_at or "earliest", "failOnDataLoss": not is_accepted}
+        if HAS_ADMISSION:
+            options |= {
+                "maxRecordsPerTrigger": self._reads.rows_per_trigger,
+                "maxBytesPerTrigger": BYTES_PER_TRIGGER,
+            }
+        self._landing = Landing(
+            self._lake,
+            self.stream,
+            checkpoint,
+            begins_at,
+            has_limits=lambda: self._has_limits,
+            is_loss_accepted=is_accepted,
+            on_landed=self._landed,
+        )
+        frame = source(self._spark, stream=self.stream, is_streaming=True, **options)
+        writer = frame.writeStream.queryName(f"bronze {self.stream}").foreachBatch(self._landing)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        pace: dict[str, Any] = (
+            {"availableNow": True} if is_once else {"processingTime": f"{self._reads.trigger_s} seconds"}
+        )
+        return writer.trigger(**pace).start()
+
+    def _landed(self, landed: Landed) -> None:
+        self.failures = 0
+        self._on_landed(landed)
+
+    def _ended(self, now: float, is_once: bool) -> None:
+        assert self._query is not None
+        error = self._query.exception()
+        if error is None:
+            self.state = State.DONE if is_once else State.WAITING
+            return
+        found = failure(str(error), self._landing.error if self._landing else None)
+        if isinstance(found, Unavailable):
+            self._failed(found, now)
+        else:
+            self.state, self.error = State.STOPPED, found
+
+    def _failed(self, error: OncewireError, now: float) -> None:
+        self.failures += 1
+        self.state, self.error = State.RETRYING, error
+        self._retry_at = now + RETRY_S
+
+    def finish(self) -> None:
+        """Stop the query between two batches. A batch that takes too long is cut off: it comes again."""
+        if self._query is None:
+            return
+        deadline = time.monotonic() + FINISH_S
+        while self.is_active and self._query.status["isTriggerActive"] and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        with suppress(Exception):  # Spark's own complaint about being interrupted
+            self._query.stop()
+        self.state = State.WAITING if self.state is State.READING else self.state
+
+    def shown(self) -> dict[str, str]:
+        told = {"state": self.state.value}
+        if self.error is not None:
+            told |= {"error": self.error.message, "hint": self.error.hint, "code": self.error.code}
+        return told
+
+
+def failure(text: str, kept: Exception | None) -> OncewireError:
+    """Why a query ended: our own error if one is behind it, else something that may pass."""
+    if isinstance(kept, OncewireError):
+        return kept
+    told = _OURS.findall(text)
+    name, message = told[-1] if told else ("", "")
+    kind = getattr(errors, name, None)
+    if isinstance(kind, type) and issubclass(kind, Corrupt | Refused) and not issubclass(kind, NotFound):
+        branch = Corrupt if issubclass(kind, Corrupt) else Refused
+        return branch(message.strip(), hint="To go on behind a loss: `oncewire pipeline run --accept-loss STREAM`.")
+    last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "the query ended")
+    return Unavailable(message.strip() or last[:300])

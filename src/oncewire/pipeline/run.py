@@ -1,0 +1,126 @@
+"""The pipeline: streams into bronze, bronze into silver, and the keeping of the lake, in one driver.
+
+Bronze is one Structured Streaming query per stream. Silver and housekeeping take turns in this loop, so there is one
+writer of each table. A stop lets each query end its batch and this loop its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from oncewire.errors import OncewireError
+from oncewire.pipeline.decode import Families
+from oncewire.pipeline.deriving import Batch, Silver
+from oncewire.pipeline.lake import hold
+from oncewire.pipeline.lake.keep import Keeper, Keeping
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.landing import Landed
+from oncewire.pipeline.reading import Reading, Reads, State, Streams
+from oncewire.pipeline.tables import BRONZE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+AT_ONCE_MAX: Final = 3
+"""Queries that one pass runs side by side."""
+FAILURES_MAX: Final = 10
+"""So often in a row one pass tries a stream again."""
+TICK_S: Final = 0.25
+
+Told = Landed | Batch | Reading
+Tell = Callable[[Told], None]
+
+
+class Pipeline:
+    """For one run, by whoever holds the lake."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        streams: Sequence[str],
+        reads: Reads,
+        *,
+        families: Families = (),
+        keeping: Keeping,
+        tell: Tell = lambda _: None,
+    ) -> None:
+        self._lake = lake
+        self._tell = tell
+        self._streams = Streams(reads.access)
+        self.readings = [Reading(spark, lake, name, reads, self._streams, tell) for name in streams]
+        self._silver = Silver(spark, lake, families)
+        self._keeper = Keeper(spark, lake, keeping)
+        self._states: dict[str, Any] = {}
+
+    def once(self, stop: threading.Event) -> None:
+        """Everything that is there now: bronze, then silver, then the keeping."""
+        self._lake.check_partitions(BRONZE)
+        try:
+            waiting = list(self.readings)
+            running: list[Reading] = []
+            while (waiting or running) and not stop.is_set():
+                while waiting and len(running) < AT_ONCE_MAX:
+                    running.append(waiting.pop(0))
+                for reading in running:
+                    reading.look(time.monotonic(), is_once=True)
+                    self._stop_at_last(reading)
+                self._note()
+                running = [one for one in running if one.state not in (State.DONE, State.STOPPED)]
+                stop.wait(TICK_S if running else 0)
+        finally:
+            self._finish()
+        while not stop.is_set() and self._derive():
+            pass
+        if not stop.is_set():
+            self._keeper.keep(self._silver.done())
+
+    def _stop_at_last(self, reading: Reading) -> None:
+        if reading.state is State.RETRYING and reading.failures > FAILURES_MAX:
+            reading.state = State.STOPPED
+
+    def run(self, stop: threading.Event) -> None:
+        """Until asked to stop."""
+        self._lake.check_partitions(BRONZE)
+        try:
+            while not stop.is_set():
+                for reading in self.readings:
+                    reading.look(time.monotonic())
+                self._note()
+                if not self._derive():
+                    self._keeper.keep_sometimes(self._silver.done(), time.monotonic())
+                    stop.wait(TICK_S)
+        finally:
+            self._finish()
+
+    def _derive(self) -> bool:
+        batch = self._silver.step()
+        if batch is None:
+            return False
+        self._tell(batch)
+        return True
+
+    def _note(self) -> None:
+        """Tell, and write down for `status`, how the streams stand, when it has changed."""
+        states = {one.stream: one.shown() for one in self.readings}
+        if states == self._states:
+            return
+        for one in self.readings:
+            if states[one.stream] != self._states.get(one.stream):
+                self._tell(one)
+        self._states = states
+        hold.write_state(self._lake.path, {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "streams": states})
+
+    def _finish(self) -> None:
+        for reading in self.readings:
+            reading.finish()
+        self._streams.close()
+        self._note()
+
+    def stopped(self) -> list[OncewireError]:
+        """Why streams stopped that somebody must look at."""
+        return [one.error for one in self.readings if one.state is State.STOPPED and one.error is not None]

@@ -1,0 +1,117 @@
+"""How a lake stands: what each table holds, how far each stream is, who works on it. Needs no Spark.
+
+And the way back when a checkpoint is lost: the lake itself knows how far it has read each stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from oncewire.errors import Corrupt, NotFound, Unavailable
+from oncewire.jetstream.protocol import parse_time_ns
+from oncewire.pipeline import checkpoints
+from oncewire.pipeline.lake import hold
+from oncewire.pipeline.lake.log import SILVER_APP, Lake
+from oncewire.pipeline.reading import Streams
+from oncewire.pipeline.tables import BATCHES, BRONZE, TABLES, Lifetime, high_water
+
+
+@dataclass(frozen=True)
+class TableStands:
+    name: str
+    version: int
+    rows: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class StreamStands:
+    """`last` is the stream's own last sequence, None when nobody could be asked."""
+
+    name: str
+    reached: int
+    last: int | None
+    state: str
+    error: str
+    hint: str
+
+
+def tables(lake: Lake) -> list[TableStands]:
+    found = []
+    for table in TABLES.values():
+        if lake.exists(table):
+            handle = lake.open(table)
+            adds = pa.table(handle.get_add_actions(flatten=True))
+            rows = pc.sum(adds["num_records"]).as_py() if adds.num_rows else 0
+            size = pc.sum(adds["size_bytes"]).as_py() if adds.num_rows else 0
+            found.append(TableStands(table.name, handle.version(), rows or 0, adds.num_rows, size or 0))
+    return found
+
+
+def reached(lake: Lake) -> dict[str, tuple[Lifetime, int]]:
+    """By stream: its newest lifetime in bronze, and the last sequence there."""
+    known = high_water(lake.open(BRONZE)) if lake.exists(BRONZE) else {}
+    return {lifetime[0]: (lifetime, last) for lifetime, last in sorted(known.items())}
+
+
+def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]:
+    """Each declared stream, with what the pipeline last said about it."""
+    far = reached(lake)
+    told: dict[str, Any] = hold.read_state(lake.path).get("streams", {})
+    found = []
+    for name in names:
+        state = told.get(name, {})
+        at = far[name][1] if name in far else 0
+        error, hint = state.get("error", ""), state.get("hint", "")
+        try:
+            checkpoints.check(lake.path, name, at or None)
+        except Corrupt as lost:
+            state, error, hint = {"state": "stopped"}, lost.message, lost.hint
+        found.append(StreamStands(name, at, _last(server, name), state.get("state", "waiting"), error, hint))
+    return found
+
+
+def _last(server: Streams, name: str) -> int | None:
+    try:
+        facts = server.facts(name)
+    except Unavailable:
+        return None
+    return facts.last if facts else 0
+
+
+def silver_has(lake: Lake) -> int:
+    """The version of bronze that is whole in silver; -1 before the first batch."""
+    found = lake.open(BATCHES).transaction_version(SILVER_APP) if lake.exists(BATCHES) else None
+    return -1 if found is None else found
+
+
+def begin_again(lake: Lake, stream: str, server: Streams) -> int:
+    """A new checkpoint right behind what the lake has; the sequence that it begins with.
+
+    Only for the stream that the lake knows: one that was made anew or went back needs a person's word first.
+    """
+    far = reached(lake).get(stream)
+    if far is None:
+        checkpoints.begin(lake.path, stream, 0)
+        return 1
+    lifetime, last = far
+    facts = server.facts(stream)
+    if facts is None:
+        raise NotFound(f"there is no stream {stream} on the server")
+    if parse_time_ns(facts.created) != lifetime[1]:
+        raise Corrupt(
+            f"stream {stream} was made anew since the lake read it",
+            hint=f"To read the new one beside what the lake has: `oncewire pipeline run --accept-loss {stream}`.",
+        )
+    if facts.last < last:
+        raise Corrupt(
+            f"stream {stream} ends at {facts.last}, and the lake has it up to {last}: it went back",
+            hint="`oncewire agent apply --accept-loss` begins a new incarnation of it.",
+        )
+    checkpoints.begin(lake.path, stream, last + 1)
+    return last + 1
