@@ -176,7 +176,7 @@ class Bench:
         self.few_parquet = f"{folder}/few"
 
     def save_rows(self) -> None:
-        """What both sinks write: a file per partition, ten of 100,000 rows for us, two of 50,000 for nats-py."""
+        """What both sinks write: a file per partition, four of 250,000 rows for us, two of 50,000 for nats-py."""
         self.source(MESSAGES).write.parquet(self.parquet)
         self.source(SLOW_MESSAGES, minPartitions="2").write.parquet(self.few_parquet)
 

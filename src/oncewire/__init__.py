@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from oncewire.contracts.message import MessageEnvelope
     from oncewire.contracts.realtime import RealtimeEnvelope
     from oncewire.contracts.runtime import RuntimeEnvelope
+    from oncewire.gateway.client import GatewayClient
     from oncewire.jetstream.client import Client, connect
     from oncewire.topology.service import ensure_consumers, init_streams
 
@@ -23,6 +24,7 @@ __all__ = [
     "Client",
     "Context",
     "Effect",
+    "GatewayClient",
     "MessageEnvelope",
     "RealtimeEnvelope",
     "Retry",
@@ -42,6 +44,7 @@ __getattr__ = exports(
         "Client": "oncewire.jetstream.client",
         "Context": "oncewire.agent.context",
         "Effect": "oncewire.agent.effects",
+        "GatewayClient": "oncewire.gateway.client",
         "MessageEnvelope": "oncewire.contracts.message",
         "RealtimeEnvelope": "oncewire.contracts.realtime",
         "Retry": "oncewire.agent.effects",

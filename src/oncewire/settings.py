@@ -13,22 +13,32 @@ import dataclasses
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit, urlunsplit
 
+from oncewire.checks import (
+    PORT,
+    POSITIVE,
+    Check,
+    between,
+    is_address,
+    is_http_url,
+    is_name_prefix,
+    is_nats_url,
+    is_postgres_url,
+    is_subject_prefix,
+    one_of,
+)
 from oncewire.errors import InvalidSetting
 
 CONFIG_FILE = "oncewire.toml"
 CONFIG_VARIABLE = "ONCEWIRE_CONFIG"
 CONFIG_BYTES_MAX = 1 << 20
 MASK = "••••••"
-
-Check = Callable[[Any], str | None]
-"""Takes a parsed value, returns what is wrong with it or None."""
 
 
 @dataclass(frozen=True)
@@ -57,72 +67,9 @@ def setting(
     return dataclasses.field(default=default, metadata=row)
 
 
-def between(low: int, high: int) -> Check:
-    def check(value: int) -> str | None:
-        return None if low <= value <= high else f"must be from {low} to {high}"
-
-    return check
-
-
 def number(default: int, key: str, about: str, low: int, high: int) -> Any:
     """Declare a whole number within bounds; its variable is made of its key."""
     return setting(default, key, f"ONCEWIRE_{key.replace('.', '_').upper()}", about, check=between(low, high))
-
-
-def _one_of(*allowed: str) -> Check:
-    def check(value: str) -> str | None:
-        return None if value in allowed else f"must be {' or '.join(allowed)}"
-
-    return check
-
-
-def _is_name_prefix(value: str) -> str | None:
-    return None if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else "must be 1 to 64 letters, digits, '-' or '_'"
-
-
-def _is_subject_prefix(value: str) -> str | None:
-    word = r"[A-Za-z0-9_-]+"
-    return None if re.fullmatch(rf"{word}(\.{word})*", value) else "must be subject tokens joined by dots"
-
-
-def is_nats_url(value: str) -> str | None:
-    for one in value.split(","):
-        parts = urlsplit(one if "://" in one else f"nats://{one}")
-        try:
-            _ = parts.port
-        except ValueError:
-            return "has a port that is not a number from 0 to 65535"
-        if parts.scheme not in ("nats", "tls") or not parts.hostname:
-            return "must be nats://host:port or tls://host:port, several joined by commas"
-    return None
-
-
-def split_address(value: str) -> tuple[str, int] | None:
-    """`host:port` in its two parts, `[::1]:8080` too; None when it is not that."""
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})", value)
-    return (found.group(1).strip("[]"), int(found.group(2))) if found and int(found.group(2)) <= 65535 else None
-
-
-def _is_address(value: str) -> str | None:
-    return None if split_address(value) else "must be host:port"
-
-
-def _is_http_url(value: str) -> str | None:
-    for one in value.split(",") if value else ():
-        parts = urlsplit(one.strip())
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            return "must be http://host:port, several joined by commas"
-    return None
-
-
-def is_postgres_url(value: str) -> str | None:
-    if value == "" or value.startswith(("postgresql://", "postgres://")):
-        return None
-    return "must start with postgresql://"
-
-
-_PORT = between(0, 65535)
-_POSITIVE = between(1, 2**53)
 
 
 @dataclass(frozen=True)
@@ -132,7 +79,7 @@ class Settings:
     data: Path = setting(Path(".oncewire"), "data", "ONCEWIRE_DATA", "Folder that holds all durable data.")  # noqa: RUF009
 
     env: str = setting(
-        "dev", "env", "ONCEWIRE_ENV", "dev keeps one copy of each stream, prod three.", check=_one_of("dev", "prod")
+        "dev", "env", "ONCEWIRE_ENV", "dev keeps one copy of each stream, prod three.", check=one_of("dev", "prod")
     )
     topology_files: str = setting(
         "", "topology.files", "ONCEWIRE_TOPOLOGY", "TOML files that add to the shipped catalogs, joined by commas."
@@ -154,25 +101,25 @@ class Settings:
         "nats.monitor_url",
         "NATS_MONITOR_URL",
         "Monitoring addresses of the NATS servers, joined by commas; they show what is really synced.",
-        check=_is_http_url,
+        check=is_http_url,
     )
 
     stream_prefix: str = setting(
-        "sr", "streams.prefix", "NATS_STREAM_PREFIX", "Prefix of the sr-* stream names.", check=_is_name_prefix
+        "sr", "streams.prefix", "NATS_STREAM_PREFIX", "Prefix of the sr-* stream names.", check=is_name_prefix
     )
     consumer_prefix: str = setting(
         "sr-consumer",
         "streams.consumer_prefix",
         "NATS_CONSUMER_PREFIX",
         "Prefix of consumer names on the sr-* streams.",
-        check=_is_name_prefix,
+        check=is_name_prefix,
     )
     message_ttl_s: int = setting(
         604_800,
         "streams.message_ttl_s",
         "NATS_MESSAGE_TTL_SECS",
         "How long the sr-* streams keep a message.",
-        check=_POSITIVE,
+        check=POSITIVE,
     )
     max_msgs_per_subject: int = setting(
         -1,
@@ -186,7 +133,7 @@ class Settings:
         "streams.duplicate_window_s",
         "NATS_DUPLICATE_WINDOW_SECS",
         "How long the sr-* streams refuse a repeated id.",
-        check=_POSITIVE,
+        check=POSITIVE,
     )
 
     chat_events_prefix: str = setting(
@@ -194,14 +141,14 @@ class Settings:
         "chat.events_prefix",
         "NATS_STREAM_SUBJECT_PREFIX NATS_EVENTS_PREFIX",
         "Subject prefix of conversation events.",
-        check=_is_subject_prefix,
+        check=is_subject_prefix,
     )
     chat_tokens_prefix: str = setting(
         "chat.tokens",
         "chat.tokens_prefix",
         "NATS_TOKENS_PREFIX",
         "Subject prefix of token chunks.",
-        check=_is_subject_prefix,
+        check=is_subject_prefix,
     )
 
     postgres_url: str = setting(
@@ -214,21 +161,21 @@ class Settings:
     )
 
     embedded_nats_port: int = setting(
-        4222, "embedded.nats_port", "ONCEWIRE_NATS_PORT", "Port of the embedded nats-server; 0 picks one.", check=_PORT
+        4222, "embedded.nats_port", "ONCEWIRE_NATS_PORT", "Port of the embedded nats-server; 0 picks one.", check=PORT
     )
     embedded_monitor_port: int = setting(
         8222,
         "embedded.monitor_port",
         "ONCEWIRE_MONITOR_PORT",
         "Monitoring port of the embedded nats-server; 0 picks one.",
-        check=_PORT,
+        check=PORT,
     )
     embedded_postgres_port: int = setting(
         5433,
         "embedded.postgres_port",
         "ONCEWIRE_POSTGRES_PORT",
         "Port of the embedded PostgreSQL; 0 picks one.",
-        check=_PORT,
+        check=PORT,
     )
 
     lake: str = setting("", "pipeline.lake", "ONCEWIRE_LAKE", "Folder of the lake; else `lake` in the data folder.")
@@ -309,14 +256,14 @@ class Settings:
     )
 
     broker_engine: str = setting(
-        "local", "broker.engine", "ONCEWIRE_BROKER_ENGINE", "What keeps the broker's messages.", check=_one_of("local")
+        "local", "broker.engine", "ONCEWIRE_BROKER_ENGINE", "What keeps the broker's messages.", check=one_of("local")
     )
     broker_listen: str = setting(
         "127.0.0.1:8080",
         "broker.listen",
         "ONCEWIRE_BROKER_LISTEN",
         "Address of the broker, host:port.",
-        check=_is_address,
+        check=is_address,
     )
     broker_wal: str = setting(
         "", "broker.wal", "ONCEWIRE_BROKER_WAL", "Folder of the broker's log; without it, memory."
@@ -388,13 +335,13 @@ class Settings:
         "", "alerts.command", "ONCEWIRE_ALERT_COMMAND", "Command that gets each alert as JSON on its standard input."
     )
     alert_url: str = setting(
-        "", "alerts.url", "ONCEWIRE_ALERT_URL", "Address that gets each alert as JSON by POST.", check=_is_http_url
+        "", "alerts.url", "ONCEWIRE_ALERT_URL", "Address that gets each alert as JSON by POST.", check=is_http_url
     )
     metrics_file: str = setting(
         "", "metrics.file", "ONCEWIRE_METRICS_FILE", "File for metrics in Prometheus' text format, for a collector."
     )
 
-    gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=_PORT)
+    gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=PORT)
     gateway_backlog_size: int = setting(
         200,
         "gateway.backlog_size",
@@ -402,6 +349,16 @@ class Settings:
         "Messages per room that the gateway keeps in memory.",
         check=between(0, 100_000),
     )
+    gateway_origins: str = setting(
+        "", "gateway.origins", "GATEWAY_ORIGINS", "Origins of other web pages that may connect, joined by commas."
+    )
+    gateway_frame_bytes_max: int = number(65_536, "gateway.frame_bytes_max", "Bytes of a client's frame.", 256, 2**24)
+    gateway_rooms_per_client_max: int = number(100, "gateway.rooms_per_client_max", "Rooms of a client.", 1, 10**5)
+    gateway_clients_per_room_max: int = number(20_000, "gateway.clients_per_room_max", "Clients of a room.", 1, 10**6)
+    gateway_frames_per_s_max: int = number(500, "gateway.frames_per_s_max", "Frames of a client.", 1, 10**6)
+    gateway_buffer_bytes_max: int = number(1 << 20, "gateway.buffer_bytes_max", "Bytes kept for it.", 4_096, 2**30)
+    gateway_slow_ms_max: int = number(5_000, "gateway.slow_ms_max", "How long that may stay full.", 100, 3_600_000)
+    gateway_ping_ms: int = number(25_000, "gateway.ping_ms", "Silence after which a client is asked.", 100, 3_600_000)
 
     def __post_init__(self) -> None:
         if self.message_ttl_s < self.duplicate_window_s:

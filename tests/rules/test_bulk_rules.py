@@ -113,7 +113,7 @@ def test_a_range_is_cut_without_hole_or_overlap() -> None:
         parts = cut(11, 11 + size, partition_count(size, minimum))
         assert [number for a, b in parts for number in (a, b)][1:-1:2] == [a for a, _ in parts][1:]
         assert (11, 11 + size) == (parts[0][0], parts[-1][1])
-        assert len(parts) == min(size, max(minimum, -(-size // 100_000)))
+        assert len(parts) == min(size, max(minimum, -(-size // 250_000)))
 
 
 def test_times_keep_their_nanoseconds() -> None:

@@ -19,15 +19,17 @@ FUNCTION_LINES_MAX = 70
 
 PURE = ["contracts/**/*.py", "**/rules.py", "jetstream/protocol.py", "gateway/rooms.py", "doctor.py", "ledger/keys.py"]
 PURE += [f"broker/{name}.py" for name in ("metrics", "openapi", "wire")]
+PURE += [f"gateway/{name}.py" for name in ("channels", "frames", "metrics")]
 PURE += [f"topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "text", "units", "values")]
 PURE += [f"broker/{name}.py" for name in ("desk", "dispatch", "idempotency", "image", "messages", "records", "state")]
 PURE += [f"broker/{name}.py" for name in ("upkeep", "view", "log/format")]
+PURE += [f"gateway/client/{name}.py" for name in ("actions", "sse")]
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}
 CLOCK = {"now", "utcnow", "today"}
 
 PUBLIC = [
-    "Agent", "BrokerClient", "Client", "connect", "Context", "Effect", "ensure_consumers", "init_streams",
-    "MessageEnvelope", "RealtimeEnvelope", "Retry", "RuntimeEnvelope", "SyncBrokerClient", "Terminate",
+    "Agent", "BrokerClient", "Client", "connect", "Context", "Effect", "ensure_consumers", "GatewayClient",
+    "init_streams", "MessageEnvelope", "RealtimeEnvelope", "Retry", "RuntimeEnvelope", "SyncBrokerClient", "Terminate",
 ]  # fmt: skip
 
 

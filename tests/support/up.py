@@ -22,11 +22,16 @@ from oncewire.embedded.folder import DataFolder, Running
 WAIT_S = 60.0
 ONCEWIRE = [sys.executable, "-c", "from oncewire.cli import main; main(prog_name='oncewire')"]
 ANY_PORTS = {"ONCEWIRE_NATS_PORT": "0", "ONCEWIRE_MONITOR_PORT": "0", "ONCEWIRE_POSTGRES_PORT": "0"}
+ANY_PORTS["GATEWAY_PORT"] = "0"
 
 
 def clean_environ(**more: str) -> dict[str, str]:
     """The environment without settings of whoever runs the tests."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "ONCEWIRE_", "PG"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NATS_", "ONCEWIRE_", "GATEWAY_", "PG"))
+    }
     return {**kept, **more}
 
 

@@ -27,6 +27,7 @@ NOUNS = {
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
     "dlq": ("oncewire.cli.dlq:dlq", "Dead letters: keep what failed, look at it, bring it back."),
     "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),
+    "gateway": ("oncewire.cli.gateway:gateway", "Rooms over WebSocket and tokens over SSE, for browsers."),
     "keys": ("oncewire.cli.keys:keys", "API keys: make one, list them, revoke one."),
     "migrate": ("oncewire.cli.migrate:migrate", "Make the tables in PostgreSQL, or print their SQL."),
     "outbox": ("oncewire.cli.outbox:outbox", "What waits to be published: status, retry, void, purge."),

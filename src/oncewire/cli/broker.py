@@ -18,10 +18,11 @@ from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.broker.wire import Sizes
+from oncewire.checks import split_address
 from oncewire.cli import face
 from oncewire.cli.board import Board
 from oncewire.errors import Refused
-from oncewire.settings import Settings, split_address
+from oncewire.settings import Settings
 
 if TYPE_CHECKING:
     from oncewire.broker.log.inspect import LogShown

@@ -18,7 +18,7 @@ import click
 import oncewire
 from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire.cli import face, facts
+from oncewire.cli import face, facts, gateway
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
 from oncewire.embedded.folder import DataFolder, Server
@@ -32,11 +32,12 @@ from oncewire.settings import Resolved, Settings, mask_url
 
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
+GATEWAY_PORT = "gateway_port"
 
 
 @click.command()
 @face.setting_options("data", "env", "topology_files")
-@face.setting_options("nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT)
+@face.setting_options("nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT)
 @face.command
 def up(*, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
@@ -71,7 +72,11 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
     """
     async with Client(options_from(chosen, name="oncewire up")) as client:
         await _declare(client, chosen, board)
-        async with _relaying(client, chosen, board), _dead_letters(client, chosen, board):
+        async with (
+            _relaying(client, chosen, board),
+            _dead_letters(client, chosen, board),
+            _gateway(client, chosen, board),
+        ):
             board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
             await stack.watch()
 
@@ -120,6 +125,21 @@ async def _dead_letters(client: Client, chosen: Settings, board: Board) -> Async
         board.part("dlq", State.STOPPED)
 
 
+@contextlib.asynccontextmanager
+async def _gateway(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+    """The realtime gateway, with its demo page."""
+    board.part("gateway", State.STARTING)
+    try:
+        async with gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port) as (_, url):
+            board.part("gateway", State.READY, text=f"rooms and tokens for browsers on {url}", url=url)
+            try:
+                yield
+            finally:
+                board.part("gateway", State.STOPPING)
+    finally:
+        board.part("gateway", State.STOPPED)
+
+
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
     stop = _Stop(board)
     await clear(folder)
@@ -139,7 +159,7 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
 def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     """The servers to start: those that no setting names."""
     needs_nats, needs_postgres = not resolved.is_set("nats_url"), not resolved.settings.postgres_url
-    needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else [])]
+    needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else []), GATEWAY_PORT]
     rows = [row for row in settings.table() if row.name in needed]
     ports = pick_ports(
         {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}

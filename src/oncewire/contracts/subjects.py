@@ -30,6 +30,7 @@ DEFAULT_WORKSPACE = "default"
 CHAT_EVENTS_PREFIX = "chat.events"
 CHAT_TOKENS_PREFIX = "chat.tokens"
 CHAT_PRESENCE_PREFIX = "chat.presence"
+CHAT_STOP_PREFIX = "chat.stop"
 DLQ_PREFIX = "dlq"
 _UNPREFIXED_IN_DLQ = ("platform.", "gpuaas.")
 
@@ -176,6 +177,11 @@ def chat_tokens(conversation_id: str, *, prefix: str = CHAT_TOKENS_PREFIX) -> st
 
 def chat_presence(conversation_id: str) -> str:
     return f"{CHAT_PRESENCE_PREFIX}.{token(conversation_id, 'conversationId')}"
+
+
+def chat_stop(conversation_id: str) -> str:
+    """Where the producer of a running answer is asked to stop: a request, which no stream holds."""
+    return f"{CHAT_STOP_PREFIX}.{token(conversation_id, 'conversationId')}"
 
 
 def ledger(agent: str, ledger_id: str) -> str:

@@ -5,6 +5,7 @@ from oncewire.http.principal import ANYONE, NOBODY, Principal
 from oncewire.http.request import JSON, NDJSON, Request, Stream
 from oncewire.http.routes import OPEN, Handler, Routes
 from oncewire.http.server import Server
+from oncewire.http.takeover import Heir
 
 __all__ = [
     "ANYONE",
@@ -13,6 +14,7 @@ __all__ = [
     "NOBODY",
     "OPEN",
     "Handler",
+    "Heir",
     "Limits",
     "Principal",
     "Request",

@@ -9,9 +9,9 @@ order is kept. What arrived in one read is answered in one write.
 
 Nothing here waits: deadlines are numbers that the server's sweep looks at.
 
-A connection can change its protocol (WebSocket) without a change here: the route's handler would take the transport
-where `_feed` meets HttpParserUpgrade, with the bytes after it. Until a part needs that, offers to upgrade are ignored,
-which HTTP allows.
+A handler may take the socket over (`Request.take_over`): for another protocol that the client offered to upgrade to,
+or for an answer that goes on for hours and must not cost a parser. The bytes after an upgrade go to whoever took over.
+Offers that no handler takes are ignored, which HTTP allows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from oncewire.http.rules import Refusal, answer_of, is_loopback_authority, read_
 if TYPE_CHECKING:
     from oncewire.http.limits import Limits
     from oncewire.http.server import Server
+    from oncewire.http.takeover import MakeHeir
 
 SLICE_BYTES = 16_384
 """Parsed at a time: between two slices the number of waiting requests is looked at."""
@@ -44,9 +45,9 @@ class Connection(asyncio.Protocol):
     """The protocol of one socket."""
 
     __slots__ = (
-        "_body", "_body_bytes", "_corked", "_corked_bytes", "_current", "_farewell", "_head_bytes", "_held",
+        "_body", "_body_bytes", "_corked", "_corked_bytes", "_current", "_farewell", "_head_bytes", "_heir", "_held",
         "_is_corked", "_is_deaf", "_is_in_head", "_is_lingering", "_is_pumping", "_is_rereading",
-        "_pairs", "_parser", "_raw_bytes", "_reading", "_stream", "_transport",
+        "_offered", "_pairs", "_parser", "_raw_bytes", "_reading", "_stream", "_transport",
         "_url", "_waiting", "_wants_continue", "deadline", "is_ending", "is_write_paused", "server", "stalled_bytes",
     )  # fmt: skip
 
@@ -67,6 +68,10 @@ class Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._current: Request | None = None
         self._stream: Stream | None = None
+        self._offered: Request | None = None
+        """The request whose last byte was just read and behind which another protocol may begin."""
+        self._heir: asyncio.Protocol | None = None
+        """Who has taken the socket over."""
         self._farewell: bytes | None = None
         self._held = b""
         self._is_deaf = False
@@ -183,7 +188,9 @@ class Connection(asyncio.Protocol):
         if request.is_last:
             self._is_deaf = self.is_ending = True
         self._waiting.append(request)
+        self._offered = request if b"upgrade" in request.headers and self._parser.should_upgrade() else None
         self._pump()
+        self._offered = None
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -200,6 +207,9 @@ class Connection(asyncio.Protocol):
                 self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as offered:
                 taken = offered.args[0]
+                if self._heir is not None:
+                    self._hand_over(data[taken:])
+                    return
                 self._decline_upgrade()
             except httptools.HttpParserError as wrong:
                 self._refuse(refusal(f"this is not HTTP/1.1: {wrong}"))
@@ -303,7 +313,7 @@ class Connection(asyncio.Protocol):
 
     def _rest(self) -> None:
         """Everything that was asked is answered."""
-        if self._is_lingering:
+        if self._is_lingering or self._heir is not None:
             return
         if self._farewell is not None:
             self._say_farewell()
@@ -353,6 +363,29 @@ class Connection(asyncio.Protocol):
         if tail:
             self.write(tail)
         self._end()
+
+    def can_upgrade(self, request: Request) -> bool:
+        """Whether the bytes behind this request may belong to another protocol."""
+        return request is self._offered
+
+    def take_over(self, request: Request, status: int, head: bytes, make: MakeHeir) -> None:
+        """The request in hand is answered with this head; the rest of the connection is the heir's."""
+        assert request is self._current, "a request is answered in its turn"
+        self.server.count(status)
+        self._current = None
+        self._is_deaf = self.is_ending = True
+        self._waiting.clear()
+        self._flush()
+        self._transport.write(head)
+        self._transport.resume_reading()
+        heir = self._heir = make(self._transport)
+        self._transport.set_protocol(heir)
+        self.server.inherited(self, heir)
+
+    def _hand_over(self, data: bytes) -> None:
+        """What arrived in one read with the request, and is not HTTP any more."""
+        if data and self._heir is not None and not self._transport.is_closing():
+            self._heir.data_received(data)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

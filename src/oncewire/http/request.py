@@ -17,11 +17,14 @@ from oncewire.http.rules import REASONS, Headers, answer_of, is_request_id, read
 
 if TYPE_CHECKING:
     from oncewire.http.connection import Connection
+    from oncewire.http.takeover import MakeHeir
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson; charset=utf-8"
 
 _encode = msgspec.json.Encoder().encode
+_BARE = (204, 304)
+"""Answers without a body, and without a word about one."""
 _heads: dict[tuple[int, str], bytes] = {}
 
 
@@ -90,7 +93,7 @@ class Request:
             extra += b"Connection: close\r\n"
         elif self.version == "1.0":
             extra += b"Connection: keep-alive\r\n"
-        length = b"" if status == 204 else b"Content-Length: %d\r\n" % len(body)
+        length = b"" if status in _BARE else b"Content-Length: %d\r\n" % len(body)
         if self.method == b"HEAD":
             body = b""
         return b"%bX-Request-Id: %b\r\n%b%b%b\r\n%b" % (
@@ -132,6 +135,24 @@ class Request:
         )  # fmt: skip
         connection.begin_stream(stream, head)
         return stream
+
+    @property
+    def can_upgrade(self) -> bool:
+        """Whether the client offered another protocol, and nothing else is in its way. True only while the handler is
+        called: who answers later answers in HTTP."""
+        return self._connection is not None and self._connection.can_upgrade(self)
+
+    def take_over(self, status: int, lines: bytes, make: MakeHeir) -> None:
+        """Answer with this status and these header lines, and let what `make` returns have the socket from then on."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        self.on_close = None
+        head = b"HTTP/1.1 %d %b\r\nX-Request-Id: %b\r\n%b%b\r\n" % (
+            status, REASONS[status].encode(), self._id(connection), connection.server.date_line, lines,
+        )  # fmt: skip
+        connection.take_over(self, status, head, make)
 
     def forget(self) -> Callable[[], None] | None:
         """The client is gone: the front's side of `on_close`."""
@@ -192,7 +213,7 @@ def error_body(code: str, message: str) -> bytes:
 
 def _start(status: int, content_type: str) -> bytes:
     head = f"HTTP/1.1 {status} {REASONS[status]}\r\n"
-    if status != 204:
+    if status not in _BARE:
         head += f"Content-Type: {content_type}\r\n"
     _heads[status, content_type] = head.encode()
     return _heads[status, content_type]

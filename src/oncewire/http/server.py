@@ -20,6 +20,7 @@ from oncewire.http.principal import Principal
 from oncewire.http.request import JSON, Request, error_body
 from oncewire.http.routes import Routes
 from oncewire.http.rules import REASONS, Refusal, is_loopback, is_request_id
+from oncewire.http.takeover import Heir
 
 TICK_S = 0.25
 BACKLOG = 1_024
@@ -39,7 +40,7 @@ class Server:
         self.authenticate = authenticate
         self.is_loopback_only = True
         self.known_hosts: set[bytes] = set()
-        self.connections: set[Connection] = set()
+        self.connections: set[Connection | Heir] = set()
         self.answers: Counter[int] = Counter()
         """Answers by status, for the metrics."""
         self.accepted = 0
@@ -108,7 +109,12 @@ class Server:
         self.connections.add(connection)
         return len(self.connections) <= self.limits.connections_max
 
-    def closed(self, connection: Connection) -> None:
+    def inherited(self, connection: Connection, heir: Heir) -> None:
+        """A handler has taken the socket of a connection over."""
+        self.connections.discard(connection)
+        self.connections.add(heir)
+
+    def closed(self, connection: Connection | Heir) -> None:
         self.connections.discard(connection)
         if self._is_empty is not None and not self.connections:
             self._is_empty.set()

@@ -213,8 +213,10 @@ class Client:
         """The first message at or after a sequence whose subject matches."""
         return await stored.get_message(self.requests, stream, {"seq": sequence, "next_by_subj": subject})
 
-    async def get_last(self, stream: str, subject: str) -> StoredMessage:
-        """The last message on a subject."""
+    async def get_last(self, stream: str, subject: str, *, is_exact: bool = False) -> StoredMessage:
+        """The last message on a subject. A replica that lags may answer, unless it must be exact."""
+        if is_exact:
+            return await stored.get_from_leader(self.requests, stream, {"last_by_subj": subject})
         return await stored.get_message(self.requests, stream, {"last_by_subj": subject})
 
     async def get_batch(self, stream: str, **options: Any) -> list[StoredMessage]:

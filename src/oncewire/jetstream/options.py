@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
+from oncewire.checks import is_nats_url
 from oncewire.errors import InvalidSetting
-from oncewire.settings import Settings, is_nats_url
+from oncewire.settings import Settings
 
 DEFAULT_URL = "nats://localhost:4222"
 DEFAULT_PORT = 4222

@@ -79,7 +79,7 @@ async def get_message(
             f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(request), timeout_s=timeout_s, repeat=True
         )
     except NoResponders:
-        return await _get_from_leader(requests, stream, request, timeout_s)
+        return await get_from_leader(requests, stream, request, timeout_s)
     status, text = protocol.parse_status(reply.header_raw)
     if status == 404:
         raise NotFound(f"{what} is not there")
@@ -88,7 +88,10 @@ async def get_message(
     return parse_stored(reply)
 
 
-async def _get_from_leader(requests: Requests, stream: str, request: dict[str, Any], timeout_s: float) -> StoredMessage:
+async def get_from_leader(
+    requests: Requests, stream: str, request: dict[str, Any], timeout_s: float = GET_TIMEOUT_S
+) -> StoredMessage:
+    """The same from the one server that cannot lag."""
     subject = f"$JS.API.STREAM.MSG.GET.{stream}"
     reply = await requests.call(subject, msgspec.json.encode(request), timeout_s=timeout_s, repeat=True)
     answer = msgspec.json.decode(reply.payload)

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from oncewire.errors import Corrupt, Refused
 from oncewire.jetstream.protocol import parse_time_ns
 
-PARTITION_RECORDS = 100_000
+PARTITION_RECORDS = 250_000
 """One partition's share of a range. A constant, so that a range that is read again is cut the same way."""
 ZERO_TIME = "0001-01-01T00:00:00Z"
 

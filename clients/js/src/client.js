@@ -1,0 +1,223 @@
+/** The shell around the rules of rooms: a WebSocket, a timer, REST history, and the users' handlers. */
+
+import { Rules } from "./rules.js";
+import { TokenStream } from "./tokens.js";
+
+/** One connection to a gateway, kept up until `close`. See index.d.ts for what each option means. */
+export class GatewayClient {
+  #url;
+  #options;
+  #rules;
+  #socket = null;
+  #timer = null;
+  #actions = [];
+  #isActing = false;
+  #handlers = new Map();
+  #listeners = new Set();
+  #wake = () => this.#handle({ type: "wake" });
+
+  constructor(url, options = {}) {
+    const { WebSocket: Socket = globalThis.WebSocket, fetch: ask = globalThis.fetch, headers = {}, ...limits } = options;
+    if (Socket === undefined) {
+      throw new Error("there is no WebSocket here: use Node 22 or newer, or pass one as options.WebSocket");
+    }
+    this.#url = new URL(url, globalThis.location?.href);
+    this.#options = { Socket, ask: (...args) => ask(...args), headers };
+    this.#rules = new Rules(limits);
+  }
+
+  /** Connect, and stay connected. */
+  start() {
+    globalThis.addEventListener?.("online", this.#wake);
+    this.#handle({ type: "start" });
+    return this;
+  }
+
+  /** Acknowledge what is done, and go. */
+  close() {
+    globalThis.removeEventListener?.("online", this.#wake);
+    this.#handle({ type: "stop" });
+  }
+
+  get state() {
+    return this.#rules.phase;
+  }
+
+  /** Told of each change of the connection: `{ state, retryMs?, code? }`. Returns a function that ends it. */
+  onState(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  /** Follow a room. `resume`: 0 for its whole history, a position, "acked", or nothing for what comes from now on. */
+  join(conversationId, { resume, clientId = null, onMessage, onEvent, onGap, onJoined, onError } = {}) {
+    const position = typeof resume === "number" ? { sequence: resume } : typeof resume === "object" ? (resume ?? {}) : {};
+    const mode = resume === "acked" ? "acked" : "live";
+    this.#handlers.set(conversationId, { onMessage, onEvent, onGap, onJoined, onError });
+    this.#handle({ type: "join", room: conversationId, clientId, mode, ...position });
+    return new Room(this, conversationId, {
+      position: () => this.#rules.position(conversationId),
+      presence: (state, metadata) => this.#handle({ type: "presence", room: conversationId, state, metadata }),
+      leave: () => {
+        this.#handle({ type: "leave", room: conversationId });
+        this.#handlers.delete(conversationId);
+      },
+    });
+  }
+
+  /** The answers that are being written in a conversation, token by token. */
+  tokens(conversationId, options = {}) {
+    const { ask, headers } = this.#options;
+    return new TokenStream(this.httpUrl(`/stream/${encodeURIComponent(conversationId)}`), {
+      fetch: ask,
+      headers,
+      ...options,
+    }).start();
+  }
+
+  /** Where a path of the gateway is over HTTP. */
+  httpUrl(path) {
+    const url = new URL(path, this.#url);
+    url.protocol = this.#url.protocol.replace("ws", "http");
+    return url;
+  }
+
+  #handle(event) {
+    this.#actions.push(...this.#rules.handle(event, now(), Math.random()));
+    if (this.#isActing) return; // a handler called us: its actions come after those that were decided before
+    this.#isActing = true;
+    try {
+      for (let action; (action = this.#actions.shift()) !== undefined; ) this.#act(action);
+    } finally {
+      this.#isActing = false;
+    }
+    this.#setTimer();
+  }
+
+  #act(action) {
+    switch (action.type) {
+      case "connect":
+        return this.#connect();
+      case "send":
+        return this.#socket?.readyState === 1 && this.#socket.send(JSON.stringify(action.frame));
+      case "close":
+        return this.#drop(action.code);
+      case "state":
+        return this.#listeners.forEach((listener) => call(listener, action));
+      case "fetch":
+        return this.#fetch(action);
+      case "deliver":
+        return this.#deliver(action, (handlers) => handlers.onMessage?.(action.envelope));
+      case "gap":
+        return this.#deliver(action, (handlers) => handlers.onGap?.(action.gap));
+      case "event":
+        return call(this.#handlers.get(action.room)?.onEvent, action.envelope);
+      case "joined":
+        return call(this.#handlers.get(action.room)?.onJoined, action);
+      case "error":
+        return call(this.#handlers.get(action.room)?.onError, new Error(action.message));
+    }
+  }
+
+  #connect() {
+    const url = new URL(this.#url);
+    url.protocol = url.protocol.replace("http", "ws");
+    if (url.pathname === "/") url.pathname = "/ws";
+    const socket = new this.#options.Socket(url.href);
+    this.#socket = socket;
+    const isCurrent = () => this.#socket === socket;
+    socket.addEventListener("open", () => isCurrent() && this.#handle({ type: "opened" }));
+    socket.addEventListener("message", ({ data }) => isCurrent() && this.#frame(data));
+    socket.addEventListener("error", () => {}); // a close follows it
+    socket.addEventListener("close", ({ code }) => {
+      if (!isCurrent()) return;
+      this.#socket = null;
+      this.#handle({ type: "closed", code });
+    });
+  }
+
+  /** Let go of a socket whose end is not waited for: a dead one may take minutes to say that it is closed. */
+  #drop(code) {
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close(code);
+  }
+
+  #frame(data) {
+    let frame;
+    try {
+      frame = JSON.parse(data);
+    } catch {
+      return; // not ours: a gateway speaks JSON
+    }
+    if (frame !== null && typeof frame === "object") this.#handle({ type: "frame", frame });
+  }
+
+  async #deliver({ room, sequence }, handle) {
+    try {
+      await handle(this.#handlers.get(room) ?? {});
+    } catch (error) {
+      this.#handle({ type: "failed", room, sequence, message: String(error?.message ?? error) });
+      return;
+    }
+    this.#handle({ type: "processed", room, sequence });
+  }
+
+  async #fetch({ room, after, limit, repair }) {
+    const url = this.httpUrl(`/conversations/${encodeURIComponent(room)}/messages?after=${after}&limit=${limit}`);
+    try {
+      const answer = await this.#options.ask(url, { headers: this.#options.headers });
+      if (!answer.ok) throw new Error(`history: ${answer.status} ${answer.statusText}`);
+      const page = await answer.json();
+      this.#handle({ type: "history", room, repair, page });
+    } catch (error) {
+      this.#handle({ type: "historyFailed", room, repair, message: String(error?.message ?? error) });
+    }
+  }
+
+  #setTimer() {
+    clearTimeout(this.#timer);
+    const { wakeAt } = this.#rules;
+    if (wakeAt === null) return;
+    this.#timer = setTimeout(() => this.#handle({ type: "tick" }), Math.max(0, wakeAt - now()));
+  }
+}
+
+/** Milliseconds that look like the wall clock's and never go back. */
+function now() {
+  return Math.round(performance.timeOrigin + performance.now());
+}
+
+/** A listener that throws must not stop what was decided together with its call. */
+function call(listener, value) {
+  try {
+    listener?.(value);
+  } catch (error) {
+    console.error(error);
+  }
+}
+
+/** One followed room. */
+export class Room {
+  #acts;
+
+  constructor(client, conversationId, acts) {
+    this.client = client;
+    this.conversationId = conversationId;
+    this.#acts = acts;
+  }
+
+  /** `{ sequence, epoch }` of the last message that is done, null when there is none: keep it to resume later. */
+  get position() {
+    return this.#acts.position();
+  }
+
+  /** Say how it is with this user: "online", "typing", "idle" or "offline". Said again after each reconnect. */
+  presence(state, metadata) {
+    this.#acts.presence(state, metadata);
+  }
+
+  leave() {
+    this.#acts.leave();
+  }
+}

@@ -1,0 +1,96 @@
+"""`oncewire gateway`: rooms over WebSocket and tokens over SSE, for browsers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+
+from oncewire import http
+from oncewire.checks import split_address
+from oncewire.cli import face
+from oncewire.cli.board import Board
+from oncewire.errors import InvalidSetting
+from oncewire.gateway.limits import limits_of
+from oncewire.gateway.pages import Pages
+from oncewire.gateway.run import serving as serving_at
+from oncewire.gateway.service import Gateway
+from oncewire.jetstream import Client, options_from
+from oncewire.settings import Settings, mask_url
+
+LIMITS = [
+    f"gateway_{name}"
+    for name in (
+        "backlog_size", "origins", "frame_bytes_max", "rooms_per_client_max", "clients_per_room_max",
+        "frames_per_s_max", "buffer_bytes_max", "slow_ms_max", "ping_ms",
+    )
+]  # fmt: skip
+
+
+@click.group()
+def gateway() -> None:
+    """Rooms over WebSocket and tokens over SSE, for browsers.
+
+    \b
+    Examples:
+      oncewire gateway run
+      curl -N localhost:3005/stream/6f9619ff-8b86-4d01-b42d-00cf4fc964ff
+    """
+
+
+@gateway.command()
+@click.option("--listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1 and GATEWAY_PORT, 3005].")
+@face.setting_options("data", "nats_url", "postgres_url", "http_connections_max", *LIMITS)
+@face.command
+def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:
+    """Serve until Ctrl-C or SIGTERM. Run as many as you like, on as many machines.
+
+    \b
+    Examples:
+      oncewire gateway run
+      oncewire gateway run --listen 127.0.0.1:3006 --json
+    \b
+    It needs NATS with the declared streams. With PostgreSQL, history is complete.
+    """
+    settings = face.load_here(flags).settings
+    address = split_address(listen) if listen else ("127.0.0.1", settings.gateway_port)
+    if address is None:
+        raise InvalidSetting(f"--listen must be host:port, not {listen!r}", hint="For example 127.0.0.1:3005.")
+    face.run(_run(settings, *address, Board(as_json)))
+
+
+async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with (
+        Client(options_from(settings, name="oncewire-gateway")) as client,
+        serving(client, settings, host, port) as (running, url),
+    ):
+        board.line(f"gateway on {url}, reading {running.node.stream} of {mask_url(settings.nats_url)}")
+        board.event("serving", url=url, nats_url=mask_url(settings.nats_url), stream=running.node.stream)
+        await stop.wait()
+    board.line("stopped")
+    board.event("end", answers=sum(running.server.answers.values()) if running.server else 0)
+
+
+@contextlib.asynccontextmanager
+async def serving(client: Client, settings: Settings, host: str, port: int) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway by the settings, and its address."""
+    async with serving_at(
+        client,
+        host,
+        port,
+        limits=limits_of(settings),
+        http_limits=http.limits_of(settings),
+        events_prefix=settings.chat_events_prefix,
+        tokens_prefix=settings.chat_tokens_prefix,
+        pages=Pages("oncewire.gateway", "web"),
+        stop_s=settings.http_stop_ms_max / 1000,
+    ) as running:
+        assert running.server is not None
+        yield running, f"http://{f'[{host}]' if ':' in host else host}:{running.server.port}"

@@ -1,0 +1,125 @@
+"""Reading a token stream: bytes to events, by the WHATWG rules of event streams, and events to answers. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from oncewire.contracts.realtime import RealtimeEnvelope, StreamLifecycle, TokenChunk
+
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+ENDED_MAX = 100
+"""Answers whose end is remembered, so that a chunk that comes late does not open them again."""
+
+
+class SseEvent(Struct, frozen=True):
+    """One event of a stream."""
+
+    id: str
+    name: str
+    data: str
+
+
+class EventParser:
+    """Bytes in, events out. Lines may be cut anywhere."""
+
+    def __init__(self, last_event_id: str = "") -> None:
+        self.last_event_id = last_event_id
+        self._left = b""
+        self._data: list[str] = []
+        self._name = ""
+        self._id: str | None = None
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The events that these bytes complete."""
+        *lines, self._left = _LINE_END.split(self._left + data)  # a CR at the very end may be half of a CRLF: it waits
+        found = [self._line(line) for line in lines]
+        return [event for event in found if event is not None]
+
+    def _line(self, line: bytes) -> SseEvent | None:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.decode(errors="replace").partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        elif name == "event":
+            self._name = value
+        elif name == "id" and "\0" not in value:
+            self._id = value
+        return None
+
+    def _dispatch(self) -> SseEvent | None:
+        if self._id is not None:
+            self.last_event_id = self._id
+        event = SseEvent(self.last_event_id, self._name or "message", "\n".join(self._data)) if self._data else None
+        self._data, self._name, self._id = [], "", None
+        return event
+
+
+class Token(Struct, frozen=True):
+    """A piece of an answer."""
+
+    message_id: str
+    token: str
+    text: str
+    """All pieces so far."""
+    is_final: bool
+
+
+class Lifecycle(Struct, frozen=True):
+    """An answer began, was blocked, or ended."""
+
+    message_id: str
+    status: Literal["started", "blocked", "completed", "errored"]
+    text: str
+    """What there was of it."""
+    detail: Any = None
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.text = ""
+        self.seen: set[str] = set()
+
+
+class Answers:
+    """Puts chunks together until the final one. Chunks that were seen before change nothing."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, _Answer] = {}
+        self._ended: dict[str, None] = {}
+
+    def take(self, envelope: RealtimeEnvelope) -> Token | Lifecycle | None:
+        """What an envelope of the stream means, None when it says nothing new."""
+        match envelope.event:
+            case TokenChunk() as chunk:
+                return self._chunk(chunk)
+            case StreamLifecycle(message_id=message_id, status=status, detail=detail):
+                text = self._open[message_id].text if message_id in self._open else ""
+                if status == "started":
+                    self._open.setdefault(message_id, _Answer())
+                elif status != "blocked":
+                    self._end(message_id)
+                return Lifecycle(message_id, status, text, detail)
+        return None
+
+    def _chunk(self, chunk: TokenChunk) -> Token | None:
+        if chunk.message_id in self._ended:
+            return None
+        answer = self._open.setdefault(chunk.message_id, _Answer())
+        if chunk.chunk_id in answer.seen:
+            return None
+        answer.seen.add(chunk.chunk_id)
+        answer.text += chunk.token
+        if chunk.is_final:
+            self._end(chunk.message_id)
+        return Token(chunk.message_id, chunk.token, answer.text, chunk.is_final)
+
+    def _end(self, message_id: str) -> None:
+        self._open.pop(message_id, None)
+        self._ended[message_id] = None
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]

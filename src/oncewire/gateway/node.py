@@ -1,0 +1,363 @@
+"""One gateway node: follows the stream, and does what the rules of rooms and channels say.
+
+A node keeps nothing that another needs: any number of them serve the same conversations, each with one ordered reader
+over everything that flows on `chat.>`. What nobody here listens to is dropped at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+from oncewire.contracts.headers import EPOCH
+from oncewire.contracts.subjects import CHAT_PRESENCE_PREFIX
+from oncewire.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
+from oncewire.gateway.channels import Channel, Event, Listener, Look
+from oncewire.gateway.frames import LIFECYCLE, Envelope, read_envelope
+from oncewire.gateway.history import History
+from oncewire.gateway.limits import Limits
+from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
+from oncewire.gateway.tokens import Tokens
+from oncewire.jetstream import Client, Message, Reader, Start, parse_reply
+from oncewire.jetstream.losses import incarnation_of
+from oncewire.jetstream.protocol import parse_headers, parse_time_ns
+
+BUSY_WRITES: Final = 500
+"""Writes in one turn from which on the next turn waits a little, so that more goes into each write."""
+COALESCE_S: Final = 0.005
+RETRY_S: Final = 0.25
+RETRY_S_MAX: Final = 2.0
+LINGER_S: Final = 30.0
+"""How long a room without members keeps its backlog: clients that lost their connection come back."""
+
+_EPOCH_LINE: Final = b"\r\n" + EPOCH.encode() + b":"
+
+log = logging.getLogger("oncewire.gateway")
+
+
+class Node:
+    """See the module's head."""
+
+    def __init__(self, client: Client, limits: Limits, *, events_prefix: str, tokens_prefix: str) -> None:
+        self.client = client
+        self.limits = limits
+        self.id = secrets.token_hex(8)
+        self.rooms: dict[str, Room] = {}
+        self.channels: dict[str, Channel] = {}
+        self.counts: Counter[str] = Counter()
+        self.problem = "has not begun to read"
+        """Why this node does not follow the stream, '' when it does."""
+        self.stream = ""
+        self.incarnation = ""
+        """The stream's creation time in nanoseconds, with its incarnation: the first half of SSE ids."""
+        self.place = 0
+        """The stream sequence up to which everything has been handed to rooms and channels."""
+        self._place_ns = 0
+        self._events = events_prefix
+        self._tokens = tokens_prefix
+        self._prefixes = {f"{events_prefix}.".encode(): 0, f"{tokens_prefix}.".encode(): 1}
+        self._prefixes[f"{CHAT_PRESENCE_PREFIX}.".encode()] = 2
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._is_begun = asyncio.Event()
+        self._lingering: dict[str, float] = {}
+
+    # ---- from start to stop
+
+    async def start(self) -> None:
+        """Begin to follow the stream; returns when it does. NotFound when there is none."""
+        await self._find_stream()
+        self._reading = asyncio.create_task(self._read(), name="oncewire-gateway")
+        begun = asyncio.create_task(self._is_begun.wait())
+        done, _ = await asyncio.wait({self._reading, begun}, return_when=asyncio.FIRST_COMPLETED)
+        if self._reading in done:
+            begun.cancel()
+            await self._reading
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *([self._reading] if self._reading else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside the rest, until the node stops."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the gateway failed", exc_info=error)
+
+    async def _find_stream(self) -> None:
+        subject = f"{self._events}.*"
+        names = (await self.client.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
+        if not names:
+            raise NotFound(f"no stream holds {subject}", hint="Run `oncewire topology apply --service gateway`.")
+        self.stream = names[0]
+        self.history = History(self.client, self.stream, self._events)
+        self.tokens = Tokens(self.client, self.history, self._tokens)
+
+    # ---- following the stream
+
+    async def _read(self) -> None:
+        """For as long as the node lives. A stream that was made anew or went back is begun anew; clients are told."""
+        delay = RETRY_S
+        subjects = [f"{prefix}.*" for prefix in (self._events, self._tokens, CHAT_PRESENCE_PREFIX)]
+        while True:
+            try:
+                start = Start(is_new_only=True)
+                async with self.client.read(self.stream, subjects=subjects, start=start) as reader:
+                    await self._begin(reader)
+                    delay = RETRY_S
+                    await self._follow(reader)
+            except (Corrupt, NotFound) as error:
+                self.problem = error.message
+                log.warning("%s: rooms begin anew", error.message)
+            except Unavailable as error:
+                self.problem = error.message
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, RETRY_S_MAX)
+
+    async def _begin(self, reader: Reader) -> None:
+        info = await self.client.api(f"STREAM.INFO.{self.stream}")
+        told = await incarnation_of(self.client, self.stream, info["created"])
+        created, mark, number = told.partition("#")
+        self.incarnation = f"{parse_time_ns(created)}{mark}{number}"
+        self.place, self._place_ns = reader.sequence, 0
+        self.problem = ""
+        for channel in list(self.channels.values()):
+            self._end_channel(channel)
+        for room in list(self.rooms.values()):
+            self.perform(room, room.restart())
+        self._is_begun.set()
+
+    async def _follow(self, reader: Reader) -> None:
+        restarts = reader.restarts
+        while True:
+            messages = await reader.fetch()
+            if reader.restarts != restarts:
+                restarts = reader.restarts
+                await self._check_same()
+            if messages and self._hand_out(messages) > BUSY_WRITES:
+                await asyncio.sleep(COALESCE_S)
+
+    async def _check_same(self) -> None:
+        """After an outage: is what we read last still what stands there? A restored stream uses sequences again."""
+        if not self._place_ns:
+            return
+        with contextlib.suppress(NotFound):
+            found = await self.client.get(self.stream, self.place)
+            if found.timestamp_ns != self._place_ns:
+                raise Corrupt(f"stream {self.stream} holds another message at {self.place} than it did: it went back")
+
+    def _hand_out(self, messages: Sequence[Message]) -> int:
+        """Give each room and channel what is theirs, in order; how many writes that took."""
+        rooms: dict[str, list[Envelope]] = {}
+        channels: dict[str, list[Event]] = {}
+        for message in messages:
+            subject = message.subject_raw
+            cut = subject.rfind(b".") + 1
+            kind = self._prefixes.get(subject[:cut])
+            if kind is None:
+                continue
+            conversation_id = subject[cut:].decode("utf-8", "replace")
+            is_wanted = conversation_id in (self.channels if kind == 1 else self.rooms)
+            if not is_wanted and not (kind == 0 and conversation_id in self.channels):
+                continue
+            envelope = self._envelope(conversation_id, message)
+            if envelope is None:
+                self.counts["refused_bodies"] += 1
+            else:
+                if kind != 1 and conversation_id in self.rooms:
+                    rooms.setdefault(conversation_id, []).append(envelope)
+                if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation_id in self.channels):
+                    event = self.tokens.event(self.incarnation, envelope)
+                    channels.setdefault(conversation_id, []).append(event)
+        last = parse_reply(messages[-1].reply)
+        self.place, self._place_ns = last.sequence, last.timestamp_ns
+        before = self.counts["writes"]
+        for conversation_id, envelopes in rooms.items():
+            room = self.rooms[conversation_id]
+            self.perform(room, room.arrived(envelopes))
+        for conversation_id, events in channels.items():
+            self._tell(self.channels[conversation_id], events)
+        return self.counts["writes"] - before
+
+    def _envelope(self, conversation_id: str, message: Message) -> Envelope | None:
+        epoch = None
+        if _EPOCH_LINE in message.header_raw:
+            epoch = parse_headers(message.header_raw).get(EPOCH) or None
+        return read_envelope(conversation_id, parse_reply(message.reply).sequence, message.payload, epoch)
+
+    # ---- rooms
+
+    def room(self, conversation_id: str) -> Room:
+        """The room of a conversation, which begins to be read when it is new."""
+        room = self.rooms.get(conversation_id)
+        if room is None:
+            room = self.rooms[conversation_id] = Room(conversation_id, self.limits.backlog_size)
+            self.perform(room, room.open())
+        return room
+
+    def join(
+        self, conversation_id: str, member: Member, after: int | None, epoch: str | None, *, is_resume: bool = False
+    ) -> None:
+        room = self.room(conversation_id)
+        if member not in room.members and len(room.members) >= self.limits.clients_per_room_max:
+            raise Overloaded("the room is full")
+        self.perform(room, room.join(member, after, epoch, is_resume=is_resume))
+
+    def leave(self, conversation_id: str, member: Member) -> None:
+        room = self.rooms.get(conversation_id)
+        if room is not None:
+            room.leave(member)
+            if room.is_empty:
+                self._close_later(conversation_id)
+
+    def _close_later(self, conversation_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._lingering[conversation_id] = loop.time() + LINGER_S
+        loop.call_later(LINGER_S + 0.1, self._close, conversation_id)
+
+    def _close(self, conversation_id: str) -> None:
+        room = self.rooms.get(conversation_id)
+        due = self._lingering.get(conversation_id)
+        if room is not None and room.is_empty and due is not None and asyncio.get_running_loop().time() >= due:
+            del self.rooms[conversation_id]
+            del self._lingering[conversation_id]
+
+    def perform(self, room: Room, acts: Sequence[Act]) -> None:
+        """Do what the rules say, in order."""
+        for act in acts:
+            if isinstance(act, Say):
+                self._say(act)
+            elif isinstance(act, Pump):
+                self._pump(room, act.member)
+            elif isinstance(act, Fetch):
+                self.spawn(self._fetch(room, act))
+            else:
+                self.spawn(self._load(room, act))
+
+    def _say(self, act: Say) -> None:
+        data = act.data
+        self.counts["writes"] += len(act.writes)
+        for write in act.writes:
+            write(data)
+
+    def _pump(self, room: Room, member: Member) -> None:
+        while (act := room.step(member)) is not None:
+            self.perform(room, [act])
+
+    async def _load(self, room: Room, act: Load) -> None:
+        delay = RETRY_S
+        while self.rooms.get(room.conversation_id) is room:
+            stream = self.incarnation
+            try:
+                if act.after is None:
+                    count = self.limits.backlog_size
+                    found, end = await self.history.tail(room.conversation_id, count, act.up_to)
+                else:
+                    found, end = await self.history.behind(room.conversation_id, act.after, act.up_to)
+            except OncewireError as error:
+                log.warning("room %s cannot be read: %s", room.conversation_id, error.message)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_S_MAX)
+                continue
+            if stream == self.incarnation and room.is_waiting_for(act):
+                self.perform(room, room.loaded(found, end))
+            return
+
+    async def _fetch(self, room: Room, act: Fetch) -> None:
+        member, delay = act.member, RETRY_S
+        while member.fetch == act.number and member in room.members:
+            try:
+                self.counts["pages"] += 1
+                end = room.last_place
+                found = await self.history.page(room.conversation_id, member.last, member.place, end)
+            except OncewireError as error:
+                log.warning("room %s cannot be read: %s", room.conversation_id, error.message)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_S_MAX)
+                continue
+            self.perform(room, room.fetched(member, act.number, found))
+            return
+
+    # ---- channels
+
+    async def listen(self, conversation_id: str, listener: Listener, last_event_id: str) -> None:
+        """Begin at an event id, or, without one that is of this stream, at the running answer."""
+        channel = self.channels.get(conversation_id)
+        if channel is None:
+            channel = self.channels[conversation_id] = Channel(conversation_id, self.place)
+        channel.join(listener)
+        listener.fetch = -1
+        incarnation, _, place = last_event_id.rpartition("-")
+        if incarnation == self.incarnation and place.isascii() and place.isdigit() and len(place) < 20:
+            listener.place = int(place)
+        else:
+            listener.place = await self.tokens.place_to_begin(conversation_id, channel.floor)
+        listener.fetch = 0
+        self._step(channel, listener)
+
+    def stop_listening(self, conversation_id: str, listener: Listener) -> None:
+        channel = self.channels.get(conversation_id)
+        if channel is not None:
+            channel.leave(listener)
+            if not channel.listeners:
+                del self.channels[conversation_id]
+
+    def _tell(self, channel: Channel, events: Sequence[Event]) -> None:
+        act = channel.arrived(events)
+        if act is not None:
+            self._say(act)
+        for listener in channel.behind:
+            self._step(channel, listener)
+
+    def step(self, conversation_id: str, listener: Listener) -> None:
+        channel = self.channels.get(conversation_id)
+        if channel is not None:
+            self._step(channel, listener)
+
+    def full(self, conversation_id: str, listener: Listener) -> None:
+        channel = self.channels.get(conversation_id)
+        if channel is not None:
+            channel.full(listener)
+
+    def _step(self, channel: Channel, listener: Listener) -> None:
+        while (act := channel.step(listener)) is not None:
+            if isinstance(act, Say):
+                self._say(act)
+            else:
+                self.spawn(self._look(channel, act))
+
+    async def _look(self, channel: Channel, act: Look) -> None:
+        listener, delay = act.listener, RETRY_S
+        while listener.fetch == act.number and listener in channel.listeners:
+            try:
+                found, up_to = await self.tokens.page(
+                    self.incarnation, channel.conversation_id, listener.place, act.up_to
+                )
+            except OncewireError as error:
+                log.warning("channel %s cannot be read: %s", channel.conversation_id, error.message)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, RETRY_S_MAX)
+                continue
+            told = channel.found(listener, act.number, found, up_to)
+            if told is not None:
+                self._say(told)
+            self._step(channel, listener)
+            return
+
+    def _end_channel(self, channel: Channel) -> None:
+        """The stream is another: places mean nothing any more. Clients come back and begin anew."""
+        self.channels.pop(channel.conversation_id, None)
+        for listener in list(channel.listeners):
+            listener.owner.lost("the stream was made anew: begin again")  # type: ignore[attr-defined]

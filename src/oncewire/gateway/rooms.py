@@ -1,0 +1,463 @@
+"""The rules of a room: who gets which envelope, and when. Pure: no clock, no I/O, no chance.
+
+A room is one conversation on one node. It follows the conversation's subject in the order of the stream, so that it
+knows everything up to its `place` (a stream sequence), and keeps the last messages as its backlog. Numbered messages
+(`chat.message.created`) have sequences 1, 2, 3 … in their conversation; everything else is unnumbered and carries the
+last sequence that its producer knew.
+
+A member is one connection in the room, in one of three phases:
+
+    live      has everything up to the room's last message: gets what comes, in the same write as all the others
+    behind    is being brought up, from the backlog or page by page from the stream; or does not read fast enough
+    waiting   was told that messages are missing (control frame); gets nothing until it says where to resume
+
+    join, resume_from_seq ──► behind ──has the room's last──► live ──its buffer is full──► behind
+    behind, live ──a gap that is not in the stream, or another history──► waiting ──resume_from_seq, join──► behind
+
+What every member gets from one join on is last + 1, last + 2, …: nothing twice, nothing left out, nothing in another
+order, and an unnumbered envelope only after the message whose sequence it carries. Where that cannot be kept the member
+gets the control frame, which names the last sequence that cannot be had here.
+
+Methods return what the shell must do, in this order. `Load` and `Fetch` are answered later by `loaded` and `fetched`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Final
+
+from oncewire.gateway.frames import Envelope, control_frame, joined_frame
+
+HELD_MAX: Final = 256
+"""Unnumbered envelopes that wait for a message, in a room and for a member. Beyond that the oldest are dropped."""
+STEP_BYTES: Final = 256 * 1024
+"""What a member that is behind gets in one write: then its buffer is looked at again."""
+
+Write = Callable[[bytes], None]
+"""A member's way out: the shell's, called by the shell."""
+
+
+class Phase(Enum):
+    """Where a member stands. See the module's head."""
+
+    LIVE = "live"
+    BEHIND = "behind"
+    WAITING = "waiting"
+
+
+class Member:
+    """One connection in a room. `last` is the sequence of the last message that it got, or said it has."""
+
+    __slots__ = ("epoch", "fetch", "held", "is_full", "is_open", "last", "owner", "phase", "place", "write")
+
+    def __init__(self, owner: object, write: Write) -> None:
+        self.owner = owner
+        """The shell's own handle."""
+        self.write = write
+        self.phase = Phase.BEHIND
+        self.last = 0
+        self.epoch: str | None = None
+        self.is_open = False
+        """It came to a room without messages and asked for what comes: any message may be its first."""
+        self.place = 0
+        """A stream sequence at or before which `last` stands; 0 when that is not known."""
+        self.held: deque[Envelope] | None = None
+        self.fetch = 0
+        """The number of the `Fetch` that is under way, 0 for none."""
+        self.is_full = False
+        """The shell says that its buffer is full."""
+
+
+class Say:
+    """Write these bytes, the same to each."""
+
+    __slots__ = ("data", "writes")
+
+    def __init__(self, writes: Sequence[Write], data: bytes) -> None:
+        self.writes = writes
+        self.data = data
+
+
+class Load:
+    """Read the subject and answer with `loaded`: behind the stream sequence `after`, or, when that is None, as much of
+    its end as fills the backlog. In any case up to its end, and at least to `up_to`."""
+
+    __slots__ = ("after", "up_to")
+
+    def __init__(self, after: int | None, up_to: int) -> None:
+        self.after = after
+        self.up_to = up_to
+
+
+class Fetch:
+    """Read messages above the member's `last` from the stream, and answer with `fetched` and this number."""
+
+    __slots__ = ("member", "number")
+
+    def __init__(self, member: Member, number: int) -> None:
+        self.member = member
+        self.number = number
+
+
+class Pump:
+    """Call `step` for this member as long as it returns something and the member's buffer has room."""
+
+    __slots__ = ("member",)
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+
+Act = Say | Load | Fetch | Pump
+
+
+class Joining:
+    """What a client asked for: `after` is None for live only. Who resumes is in the room already, and not greeted."""
+
+    __slots__ = ("after", "epoch", "is_resume", "member")
+
+    def __init__(self, member: Member, after: int | None, epoch: str | None, is_resume: bool) -> None:
+        self.member = member
+        self.after = after
+        self.epoch = epoch
+        self.is_resume = is_resume
+
+
+class Room:
+    """See the module's head."""
+
+    def __init__(self, conversation_id: str, backlog_size: int) -> None:
+        self.conversation_id = conversation_id
+        self.backlog: deque[Envelope] = deque(maxlen=backlog_size)
+        """Numbered messages without a gap; the newest is the room's last."""
+        self.last = 0
+        """The sequence of the newest message, 0 when the stream holds none."""
+        self.epoch: str | None = None
+        self.place = 0
+        """Everything on the subject up to this stream sequence is known here."""
+        self.last_place = 0
+        """Where the newest message stands."""
+        self.live: dict[Member, Write] = {}
+        self.members: dict[Member, None] = {}
+        self.dropped = 0
+        """Unnumbered envelopes that waited in vain."""
+        self._arrived: list[Envelope] = []
+        """What came while the subject was being read."""
+        self._joining: list[Joining] = []
+        self._held: deque[Envelope] = deque()
+        self._fetches = 0
+        self._loading: Load | None = None
+        self._is_fresh = True
+        """Nothing is known yet, or nothing that was known counts any more."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members and not self._joining
+
+    @property
+    def _backlog_first(self) -> int:
+        return self.backlog[0].sequence if self.backlog else self.last + 1
+
+    # ---- reading the stream
+
+    def open(self) -> list[Act]:
+        """Begin: read the last messages. What arrives meanwhile waits."""
+        return self._load(None)
+
+    def restart(self) -> list[Act]:
+        """The stream was made anew or went back: nothing that is known counts, and every member is looked at again."""
+        for member in self.members:
+            member.epoch = member.epoch or self.epoch
+        self.backlog.clear()
+        self._held.clear()
+        self._arrived.clear()
+        self.last = self.place = self.last_place = 0
+        self.epoch = None
+        self._is_fresh = True
+        return self._load(None)
+
+    def _load(self, after: int | None) -> list[Act]:
+        self._loading = Load(after, self._arrived[-1].place if self._arrived else 0)
+        return [self._loading]
+
+    @property
+    def is_loading(self) -> bool:
+        return self._loading is not None
+
+    def is_waiting_for(self, load: Load) -> bool:
+        """Whether the answer to this reading still counts."""
+        return self._loading is load
+
+    def arrived(self, envelopes: Sequence[Envelope]) -> list[Act]:
+        """What the node's reader brought, in the order of the stream."""
+        if self.is_loading:
+            self._arrived += envelopes
+            return []
+        acts: list[Act] = []
+        together: list[bytes] = []
+        for at, one in enumerate(envelopes):
+            if one.place <= self.place and not one.is_presence:
+                continue
+            if self._is_gap(one):
+                self._say_live(acts, together)
+                self._arrived = list(envelopes[at:])
+                return acts + self._load(self.last_place)
+            self._take(one, acts, together)
+        self._say_live(acts, together)
+        return acts
+
+    def loaded(self, envelopes: Sequence[Envelope], up_to: int) -> list[Act]:
+        """What the subject holds, up to a stream sequence: a gap in it is a gap for good."""
+        acts: list[Act] = []
+        arrived, self._arrived = self._arrived, []
+        joining, self._joining = self._joining, []
+        self._loading = None
+        if self._is_fresh:
+            self._is_fresh = False
+            for one in envelopes:
+                self._note(one)
+            acts += self._look_again()
+        else:
+            self._catch_up(envelopes, acts)
+        self.place = max(self.place, up_to)
+        for asked in joining:
+            acts += self._enter(asked)
+        return acts + self.arrived(arrived)
+
+    def _catch_up(self, envelopes: Sequence[Envelope], acts: list[Act]) -> None:
+        """What was read behind the last message. Unnumbered envelopes among it may have gone out already."""
+        together: list[bytes] = []
+        seen = self.place
+        for one in envelopes:
+            if one.place > seen or (one.is_numbered and one.sequence > self.last):
+                self._take(one, acts, together)
+        self.place = max(self.place, seen)
+        self._say_live(acts, together)
+
+    def _is_gap(self, one: Envelope) -> bool:
+        return one.is_numbered and one.sequence > self.last + 1 > 1 and not self._is_other_history(one)
+
+    def _is_other_history(self, one: Envelope) -> bool:
+        return one.epoch is not None and self.epoch is not None and one.epoch != self.epoch
+
+    def _note(self, one: Envelope) -> None:
+        """Remember what stands in the stream; nobody is told."""
+        self.place = one.place
+        if not one.is_numbered or (one.sequence <= self.last and not self._is_other_history(one)):
+            return
+        if one.sequence != self.last + 1 or self._is_other_history(one):
+            self.backlog.clear()
+        self.backlog.append(one)
+        self.last, self.last_place = one.sequence, one.place
+        self.epoch = one.epoch or self.epoch
+
+    def _take(self, one: Envelope, acts: list[Act], together: list[bytes]) -> None:
+        """One more envelope, of which the stream holds nothing before it that is not known."""
+        if not one.is_numbered:
+            self.place = max(self.place, one.place)
+            if one.sequence > self.last:
+                self._hold(one)
+            else:
+                self._pass_on(one, together)
+            return
+        is_other = self._is_other_history(one)
+        if one.sequence <= self.last and not is_other:
+            self.place = one.place
+            return
+        if is_other or one.sequence != self.last + 1 or self.last == 0:
+            self._say_live(acts, together)
+            self._break(one, acts, is_other)
+        self._note(one)
+        together.append(one.frame)
+        while self._held and self._held[0].sequence <= self.last:
+            self._pass_on(self._held.popleft(), together)
+
+    def _break(self, one: Envelope, acts: list[Act], is_other: bool) -> None:
+        """A message that does not follow on what was: whoever does not stand right before it is told.
+
+        Who is behind finds a gap by itself when it comes there.
+        """
+        for member in list(self.members):
+            if member.phase is Phase.WAITING:
+                continue
+            if is_other:
+                acts.append(self._control(member, one.sequence - 1, one.epoch))
+            elif self.last == 0:
+                if member.is_open:
+                    member.last = one.sequence - 1
+                elif member.last != one.sequence - 1 or _differ(member.epoch, one.epoch):
+                    acts.append(self._control(member, one.sequence - 1, one.epoch))
+            elif member.phase is Phase.LIVE:
+                acts.append(self._control(member, one.sequence - 1, self.epoch))
+            member.is_open = False
+
+    def _hold(self, one: Envelope) -> None:
+        if len(self._held) >= HELD_MAX:
+            self._held.popleft()
+            self.dropped += 1
+        self._held.append(one)
+
+    def _pass_on(self, one: Envelope, together: list[bytes]) -> None:
+        """An unnumbered envelope whose time has come, for those who are live; for who is behind it waits."""
+        together.append(one.frame)
+        if len(self.live) == len(self.members):
+            return
+        for member in self.members:
+            if member.phase is Phase.BEHIND:
+                if member.held is None:
+                    member.held = deque()
+                elif len(member.held) >= HELD_MAX:
+                    member.held.popleft()
+                    self.dropped += 1
+                member.held.append(one)
+
+    def _say_live(self, acts: list[Act], together: list[bytes]) -> None:
+        """One write for everything that goes to everybody."""
+        if together and self.live:
+            acts.append(Say(tuple(self.live.values()), together[0] if len(together) == 1 else b"".join(together)))
+            for member in self.live:
+                member.last = self.last
+        together.clear()
+
+    # ---- members
+
+    def join(
+        self, member: Member, after: int | None, epoch: str | None = None, *, is_resume: bool = False
+    ) -> list[Act]:
+        """A connection enters, or says anew where it stands."""
+        joining = Joining(member, after, epoch, is_resume)
+        if self.is_loading:
+            self._joining.append(joining)
+            return []
+        if after is not None and after > self.last:  # it may have been elsewhere, where more was known
+            self._joining.append(joining)
+            return self._load(self.last_place)
+        return self._enter(joining)
+
+    def _enter(self, joining: Joining) -> list[Act]:
+        member = joining.member
+        self.members[member] = None
+        self.live.pop(member, None)
+        member.phase = Phase.BEHIND
+        member.held = None
+        member.place = member.fetch = 0
+        member.is_open = joining.after is None and self.last == 0
+        member.last = self.last if joining.after is None else joining.after
+        member.epoch = self.epoch if joining.after is None else joining.epoch
+        acts: list[Act] = []
+        if not joining.is_resume:
+            acts.append(Say((member.write,), joined_frame(self.conversation_id, self.epoch)))
+        wrong = self._contradiction(member)
+        if wrong is not None:
+            return [*acts, self._control(member, wrong, self.epoch)]
+        member.epoch = self.epoch or member.epoch
+        return [*acts, Pump(member)]
+
+    def _contradiction(self, member: Member) -> int | None:
+        """Up to where a member must look elsewhere because its history is not the stream's; None when it may be."""
+        if _differ(member.epoch, self.epoch):
+            return self.last
+        return self.last if member.last > self.last > 0 else None
+
+    def _look_again(self) -> list[Act]:
+        """The stream is not the one that it was: nobody is left in silence."""
+        acts: list[Act] = []
+        for member in list(self.members):
+            if member.phase is Phase.WAITING:
+                continue
+            wrong = self._contradiction(member)
+            if wrong is not None or (self.last == 0 and member.last > 0):
+                acts.append(self._control(member, member.last if wrong is None else wrong, self.epoch))
+            else:
+                self._fall_behind(member)
+                member.place = member.fetch = 0
+                acts.append(Pump(member))
+        return acts
+
+    def _control(self, member: Member, up_to: int, epoch: str | None) -> Act:
+        self.live.pop(member, None)
+        member.phase = Phase.WAITING
+        member.held = None
+        return Say((member.write,), control_frame(self.conversation_id, up_to, epoch))
+
+    def leave(self, member: Member) -> None:
+        self.members.pop(member, None)
+        self.live.pop(member, None)
+        self._joining = [one for one in self._joining if one.member is not member]
+
+    def full(self, member: Member) -> None:
+        """Its buffer is full: nothing more is written to it before `drained`."""
+        member.is_full = True
+        if member.phase is Phase.LIVE:
+            self._fall_behind(member)
+
+    def drained(self, member: Member) -> list[Act]:
+        member.is_full = False
+        return [Pump(member)] if member.phase is Phase.BEHIND else []
+
+    def _fall_behind(self, member: Member) -> None:
+        if member.phase is Phase.LIVE:
+            member.place = self.last_place
+        self.live.pop(member, None)
+        member.phase = Phase.BEHIND
+
+    def step(self, member: Member) -> Act | None:
+        """The next thing for a member that is behind; None when there is nothing to do for it now."""
+        if member.phase is not Phase.BEHIND or member.fetch or member.is_full or member not in self.members:
+            return None
+        if member.last >= self.last:
+            return self._go_live(member)
+        first = self._backlog_first
+        if member.last + 1 < first:
+            self._fetches += 1
+            member.fetch = self._fetches
+            return Fetch(member, member.fetch)
+        return self._replay(member, [self.backlog[at] for at in range(member.last + 1 - first, len(self.backlog))])
+
+    def _go_live(self, member: Member) -> Act | None:
+        member.phase = Phase.LIVE
+        self.live[member] = member.write
+        held, member.held = member.held, None
+        return Say((member.write,), b"".join([one.frame for one in held])) if held else None
+
+    def _replay(self, member: Member, envelopes: Iterable[Envelope]) -> Act:
+        """Messages that follow on the member's last, as many as one write takes."""
+        frames: list[bytes] = []
+        size = 0
+        for one in envelopes:
+            frames.append(one.replay_frame)
+            size += len(one.replay_frame)
+            member.last, member.place = one.sequence, one.place
+            if size >= STEP_BYTES:
+                break
+        return Say((member.write,), b"".join(frames))
+
+    def fetched(self, member: Member, number: int, envelopes: Sequence[Envelope]) -> list[Act]:
+        """A page from the stream, for a member that is further behind than the backlog reaches.
+
+        An empty page says that the stream holds nothing between the member's last and the backlog.
+        """
+        if member.fetch != number or member.phase is not Phase.BEHIND or member not in self.members:
+            return []
+        member.fetch = 0
+        above = [one for one in envelopes if one.is_numbered and one.sequence > member.last]
+        fresh: list[Envelope] = []
+        for one in above:
+            if one.sequence == member.last + 1 + len(fresh):
+                fresh.append(one)
+        if not fresh:
+            up_to = min([self._backlog_first, *(one.sequence for one in above)]) - 1
+            return [self._control(member, up_to, self.epoch)]
+        acts: list[Act] = []
+        while fresh:
+            before = member.last
+            acts.append(self._replay(member, fresh))
+            fresh = fresh[member.last - before :]
+        return [*acts, Pump(member)]
+
+
+def _differ(one: str | None, other: str | None) -> bool:
+    """Whether two epochs are known, and are two."""
+    return one is not None and other is not None and one != other

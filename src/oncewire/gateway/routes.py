@@ -1,0 +1,160 @@
+"""The gateway's endpoints: the WebSocket upgrade on any path, SSE, history, stop, health and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from oncewire.contracts.codec import ENCODE
+from oncewire.contracts.subjects import token
+from oncewire.errors import ContractViolation, NoResponders, OncewireError, PermissionDenied
+from oncewire.gateway import metrics, sse, websocket
+from oncewire.gateway.origins import cors_lines, is_allowed
+from oncewire.gateway.pages import Pages
+from oncewire.gateway.service import Gateway
+from oncewire.http import OPEN, Handler, Request, Routes
+
+LIMIT: Final = 100
+LIMIT_MAX: Final = 1_000
+STOP_S_MAX: Final = 2.0
+PREFLIGHT: Final = (
+    b"Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n"
+    b"Access-Control-Allow-Headers: content-type, last-event-id, x-request-id\r\n"
+    b"Access-Control-Max-Age: 600\r\n"
+)
+
+
+class Archive(Protocol):
+    """Where all messages of a conversation are kept: bodies above a sequence, in order, at most `limit`."""
+
+    async def read(self, tenant: str, conversation_id: str, after: int, limit: int) -> list[bytes]: ...
+
+
+class GatewayRoutes:
+    """The handlers of one gateway. Without an archive, history reaches as far as the stream does."""
+
+    def __init__(self, gateway: Gateway, *, archive: Archive | None = None, pages: Pages | None = None) -> None:
+        self.gateway = gateway
+        self.archive = archive
+        self.pages = pages
+
+    def routes(self) -> Routes:
+        table = Routes(self._upgradable(self.page))
+        for method, path, action, handler in self._table():
+            guarded = self._upgradable(handler) if method == "GET" else self._from_known_origins(handler)
+            table.add(method, path, guarded, action=action, has_head=path != "/stream/{id}")
+            table.add("OPTIONS", path, self.preflight, action=OPEN)
+        return table
+
+    def _table(self) -> list[tuple[str, str, str, Handler]]:
+        return [
+            ("GET", "/health", OPEN, self.health),
+            ("GET", "/metrics", "metrics", self.metrics),
+            ("GET", "/conversations/{id}/messages", "join", self.messages),
+            ("GET", "/stream/{id}", "join", self.stream),
+            ("POST", "/stream/{id}/stop", "speak", self.stop),
+        ]
+
+    # ---- who may ask
+
+    def _from_known_origins(self, handler: Handler) -> Handler:
+        def guarded(request: Request) -> None:
+            if not is_allowed(request, self.gateway.limits.origins):
+                raise PermissionDenied("this origin may not use the gateway")
+            handler(request)
+
+        return guarded
+
+    def _upgradable(self, handler: Handler) -> Handler:
+        """A WebSocket may begin on any path."""
+
+        def either(request: Request) -> None:
+            if websocket.is_offered(request):
+                request.principal.require("join")
+                websocket.accept(self.gateway, request)
+            else:
+                handler(request)
+
+        return self._from_known_origins(either)
+
+    def _cors(self, request: Request) -> bytes:
+        return cors_lines(request)
+
+    def preflight(self, request: Request) -> None:
+        if not is_allowed(request, self.gateway.limits.origins):
+            raise PermissionDenied("this origin may not use the gateway")
+        request.respond(204, extra=self._cors(request) + PREFLIGHT)
+
+    def _conversation(self, request: Request, action: str) -> str:
+        conversation_id = token(request.params["id"], "conversationId")
+        request.principal.require(action, conversation_id)
+        return conversation_id
+
+    # ---- endpoints
+
+    def health(self, request: Request) -> None:
+        problem = self.gateway.node.problem
+        shown = {"status": "not ready", "problems": [problem]} if problem else {"status": "ok"}
+        request.respond(503 if problem else 200, ENCODE(shown), extra=self._cors(request))
+
+    def metrics(self, request: Request) -> None:
+        request.respond(200, metrics.text(self.gateway).encode(), metrics.CONTENT_TYPE)
+
+    def page(self, request: Request) -> None:
+        if self.pages is None or not self.pages.serve(request):
+            request.refuse(404, "NOT_FOUND", "not found", self._cors(request))
+
+    def stream(self, request: Request) -> None:
+        sse.begin(self.gateway, request, self._conversation(request, "join"), self._cors(request))
+
+    def messages(self, request: Request) -> None:
+        conversation_id = self._conversation(request, "join")
+        after = _number(request, "after", 0, 2**53)
+        limit = _number(request, "limit", LIMIT, LIMIT_MAX)
+        self._later(request, self._messages(request, conversation_id, after, max(1, limit)))
+
+    async def _messages(self, request: Request, conversation_id: str, after: int, limit: int) -> None:
+        if self.archive is not None:
+            bodies = await self.archive.read(request.principal.tenant, conversation_id, after, limit + 1)
+        else:
+            bodies = await self.gateway.node.history.messages(conversation_id, after, limit + 1)
+        shown = bodies[:limit]
+        last = msgspec.json.decode(shown[-1])["sequence"] if len(bodies) > limit else None
+        answer = {
+            "messages": [msgspec.Raw(body) for body in shown],
+            "next": last,
+            "complete": self.archive is not None,
+        }
+        request.respond(200, ENCODE(answer), extra=self._cors(request))
+
+    def stop(self, request: Request) -> None:
+        self._later(request, self._stop(request, self._conversation(request, "speak")))
+
+    async def _stop(self, request: Request, conversation_id: str) -> None:
+        """Ask whoever writes the answer to end it; disconnecting stops nothing."""
+        try:
+            stopped = await self.gateway.node.tokens.stop(conversation_id, request.body, STOP_S_MAX)
+        except NoResponders:
+            request.refuse(404, "NOT_FOUND", "no answer is being written", self._cors(request))
+            return
+        request.respond(202, ENCODE({"stopped": stopped}), extra=self._cors(request))
+
+    def _later(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
+        async def answered() -> None:
+            try:
+                await work
+            except OncewireError as error:
+                request.fail(error)
+
+        self.gateway.node.spawn(answered())
+
+
+def _number(request: Request, name: str, default: int, most: int) -> int:
+    sent = request.query.get(name, "")
+    if not sent:
+        return default
+    if not (sent.isascii() and sent.isdigit()) or len(sent) > 16 or int(sent) > most:
+        raise ContractViolation(f"{name} must be a number up to {most}", field=name)
+    return int(sent)

@@ -1,0 +1,56 @@
+"""A gateway that listens: node, acks, presence and the HTTP front, from start to an orderly stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from oncewire import http
+from oncewire.gateway.acks import Acks
+from oncewire.gateway.limits import Limits
+from oncewire.gateway.node import Node
+from oncewire.gateway.pages import Pages
+from oncewire.gateway.presence import Presences
+from oncewire.gateway.routes import Archive, GatewayRoutes
+from oncewire.gateway.service import Gateway
+from oncewire.jetstream import Client
+
+STOP_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    client: Client,
+    host: str,
+    port: int,
+    *,
+    limits: Limits | None = None,
+    http_limits: http.Limits | None = None,
+    events_prefix: str = "chat.events",
+    tokens_prefix: str = "chat.tokens",
+    archive: Archive | None = None,
+    pages: Pages | None = None,
+    stop_s: float = STOP_S,
+) -> AsyncIterator[Gateway]:
+    """Serve until the block ends: then clients are told to reconnect, and what waits is written."""
+    node = Node(client, limits or Limits(), events_prefix=events_prefix, tokens_prefix=tokens_prefix)
+    acks, presences = Acks(client), Presences(client, node)
+    gateway = Gateway(node, acks, presences)
+    server = http.Server(GatewayRoutes(gateway, archive=archive, pages=pages).routes(), http_limits)
+    gateway.server = server
+    try:
+        await node.start()
+        node.spawn(acks.run())
+        node.spawn(presences.run())
+        await server.start(host, port)
+        try:
+            yield gateway
+        finally:
+            await server.stop(stop_s)
+    finally:
+        await node.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(stop_s):
+                await presences.flush()
+                await acks.flush()

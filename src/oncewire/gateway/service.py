@@ -1,0 +1,132 @@
+"""The gateway as its connections see it: rooms, channels, acks and presence of one node, behind one check per room."""
+
+from __future__ import annotations
+
+from oncewire.errors import OncewireError, Overloaded
+from oncewire.gateway.acks import Acks
+from oncewire.gateway.frames import Ack, JoinRoom, ResumeFromSeq, SetPresence, error_frame
+from oncewire.gateway.limits import Limits
+from oncewire.gateway.node import Node
+from oncewire.gateway.presence import Presences
+from oncewire.gateway.rooms import Member
+from oncewire.gateway.sse import Source
+from oncewire.gateway.websocket import Socket
+from oncewire.http import Server
+
+
+class Gateway:
+    """What a connection may ask for."""
+
+    def __init__(self, node: Node, acks: Acks, presences: Presences) -> None:
+        self.node = node
+        self.limits: Limits = node.limits
+        self.acks = acks
+        self.presences = presences
+        self.sockets: set[Socket] = set()
+        self.sources = 0
+        self.server: Server | None = None
+        """The front that it listens on; set by who starts it."""
+
+    @property
+    def now(self) -> float:
+        """The front's time."""
+        assert self.server is not None, "the gateway is not served"
+        return self.server.now
+
+    def count(self, what: str) -> None:
+        self.node.counts[what] += 1
+
+    # ---- sockets
+
+    def opened(self, socket: Socket) -> None:
+        self.sockets.add(socket)
+
+    def lost(self, socket: Socket) -> None:
+        self.leave_all(socket)
+        self.sockets.discard(socket)
+        if self.server is not None:
+            self.server.closed(socket)
+
+    def leave_all(self, socket: Socket) -> None:
+        for conversation_id, member in socket.rooms.items():
+            self.node.leave(conversation_id, member)
+            self.presences.left(conversation_id, socket)
+        if socket.rooms:
+            self.acks.flush_soon()
+        socket.rooms.clear()
+
+    def join(self, socket: Socket, conversation_id: str, sent: JoinRoom) -> None:
+        socket.principal.require("join", conversation_id)
+        member = socket.rooms.get(conversation_id)
+        if member is None:
+            if len(socket.rooms) >= self.limits.rooms_per_client_max:
+                raise Overloaded(f"a client may be in {self.limits.rooms_per_client_max} rooms")
+            member = Member(socket, socket.write)
+            member.is_full = socket.is_full
+        if sent.client_id is not None:
+            socket.client_id = sent.client_id
+        if sent.resume == "acked" and sent.resume_from_seq is None:
+            socket.rooms[conversation_id] = member
+            self.node.spawn(self._join_acked(socket, conversation_id, member))
+            return
+        self.node.join(conversation_id, member, sent.resume_from_seq, sent.epoch)
+        socket.rooms[conversation_id] = member
+
+    async def _join_acked(self, socket: Socket, conversation_id: str, member: Member) -> None:
+        """Resume after the last ack; a client that never acked begins at the start."""
+        try:
+            found = await self.acks.get(socket, conversation_id)
+            if socket.rooms.get(conversation_id) is member:
+                self.node.join(conversation_id, member, found.sequence, found.epoch)
+        except OncewireError as error:
+            socket.rooms.pop(conversation_id, None)
+            socket.send(error_frame(error.code, error.message, conversation_id))
+
+    def resume(self, socket: Socket, conversation_id: str, sent: ResumeFromSeq) -> None:
+        self.node.join(conversation_id, socket.rooms[conversation_id], sent.sequence, sent.epoch, is_resume=True)
+
+    def ack(self, socket: Socket, conversation_id: str, sent: Ack) -> None:
+        member = socket.rooms[conversation_id]
+        self.acks.note(socket, conversation_id, min(sent.sequence, member.last), member.epoch)
+
+    def presence(self, socket: Socket, conversation_id: str, sent: SetPresence) -> None:
+        socket.principal.require("speak", conversation_id)
+        self.presences.set(conversation_id, socket, sent)
+
+    def full(self, conversation_id: str, member: Member) -> None:
+        member.is_full = True
+        room = self.node.rooms.get(conversation_id)
+        if room is not None:
+            room.full(member)
+
+    def drained(self, conversation_id: str, member: Member) -> None:
+        member.is_full = False
+        room = self.node.rooms.get(conversation_id)
+        if room is not None:
+            self.node.perform(room, room.drained(member))
+
+    # ---- event sources
+
+    def listen(self, source: Source, last_event_id: str) -> None:
+        self.sources += 1
+        self.node.spawn(self._listen(source, last_event_id))
+
+    async def _listen(self, source: Source, last_event_id: str) -> None:
+        try:
+            await self.node.listen(source.conversation_id, source.listener, last_event_id)
+        except OncewireError as error:
+            source.lost(error.message)
+
+    def stop_listening(self, source: Source) -> None:
+        self.sources -= 1
+        self.node.stop_listening(source.conversation_id, source.listener)
+        if self.server is not None:
+            self.server.closed(source)
+
+    def listener_full(self, source: Source) -> None:
+        source.listener.is_full = True
+        self.node.full(source.conversation_id, source.listener)
+
+    def listener_drained(self, source: Source) -> None:
+        source.listener.is_full = False
+        self.node.step(source.conversation_id, source.listener)

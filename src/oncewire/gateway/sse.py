@@ -1,0 +1,104 @@
+"""Server-sent events: tokens while they are made. One listener is one socket that the gateway has taken over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from oncewire.contracts.codec import ENCODE
+from oncewire.contracts.realtime import VERSION
+from oncewire.gateway.channels import Listener
+from oncewire.gateway.tokens import sse
+from oncewire.http import Heir, Request
+
+if TYPE_CHECKING:
+    from oncewire.gateway.service import Gateway
+
+KEEP_ALIVE_S: Final = 15.0
+RETRY_MS: Final = 2_000
+"""What a client waits before it comes back."""
+CLOSE_S_MAX: Final = 5.0
+
+HEAD: Final = (
+    b"Content-Type: text/event-stream; charset=utf-8\r\n"
+    b"Cache-Control: no-cache, no-transform\r\n"
+    b"X-Accel-Buffering: no\r\n"
+    b"Connection: close\r\n"
+)
+"""Proxies must neither keep nor change nor hold back. The answer ends with the connection."""
+BEGIN: Final = b"retry: %d\n%b" % (RETRY_MS, sse(b"protocol", VERSION.encode()))
+KEEP_ALIVE: Final = b":\n\n"
+
+
+def begin(gateway: Gateway, request: Request, conversation_id: str, cors: bytes) -> None:
+    """Answer GET /stream/{conversation}."""
+    last_event_id = request.header(b"last-event-id") or request.query.get("lastEventId", "")
+
+    def make(transport: asyncio.Transport) -> Source:
+        return Source(gateway, transport, conversation_id, last_event_id)
+
+    request.take_over(200, HEAD + cors, make)
+
+
+class Source(Heir):
+    """One EventSource."""
+
+    __slots__ = ("_gateway", "_is_closing", "_transport", "conversation_id", "listener")
+
+    def __init__(self, gateway: Gateway, transport: asyncio.Transport, conversation_id: str, last: str) -> None:
+        self._gateway = gateway
+        self._transport = transport
+        self._is_closing = False
+        self.conversation_id = conversation_id
+        self.listener = Listener(self, transport.write, 0)
+        self.deadline = gateway.now + KEEP_ALIVE_S
+        transport.set_write_buffer_limits(high=gateway.limits.buffer_bytes_max)
+        transport.write(BEGIN)
+        gateway.listen(self, last)
+
+    def data_received(self, data: bytes) -> None:
+        """A client that has asked for a stream has nothing more to say."""
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self._is_closing = True
+        self._gateway.stop_listening(self)
+
+    def pause_writing(self) -> None:
+        self.deadline = self._gateway.now + self._gateway.limits.slow_s_max
+        self._gateway.listener_full(self)
+
+    def resume_writing(self) -> None:
+        self.deadline = self._gateway.now + KEEP_ALIVE_S
+        if not self._is_closing:
+            self._gateway.listener_drained(self)
+
+    def lost(self, message: str) -> None:
+        """Say what is wrong, and close: the client comes back."""
+        if not self._is_closing:
+            self._transport.write(sse(b"error", ENCODE({"message": message})))
+            self._end()
+
+    def _end(self) -> None:
+        self._is_closing = True
+        self.deadline = self._gateway.now + CLOSE_S_MAX
+        self._transport.close()
+
+    def overdue(self) -> None:
+        if self._is_closing:
+            self.abort()
+        elif self.listener.is_full:
+            self._gateway.count("slow_clients")
+            self._end()
+        else:
+            self.deadline = self._gateway.now + KEEP_ALIVE_S
+            self._transport.write(KEEP_ALIVE)
+
+    def stop(self) -> None:
+        if not self._is_closing:
+            self._end()
+
+    def abort(self) -> None:
+        self._transport.abort()

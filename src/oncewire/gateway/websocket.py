@@ -1,0 +1,256 @@
+"""One WebSocket connection: frames in through `websockets`' sans-io protocol, shared bytes out to the transport.
+
+Nothing here waits and nothing is queued: what goes out is in the transport's buffer, and when that is full the rooms
+are told to hold back. Close codes that are ours:
+
+    1001  the node stops            reconnect and resume
+    4000  silent for too long       reconnect and resume
+    4008  too slow                  reconnect and resume
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from websockets.exceptions import ProtocolError
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import Protocol, Side, State
+from websockets.utils import accept_key
+
+from oncewire.contracts.subjects import token
+from oncewire.errors import ContractViolation, OncewireError
+from oncewire.gateway import frames
+from oncewire.gateway.frames import Ack, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
+from oncewire.gateway.rooms import Member, Write
+from oncewire.http import Heir, Principal, Request
+
+if TYPE_CHECKING:
+    from oncewire.gateway.service import Gateway
+
+SILENT: Final = 4000
+SLOW: Final = 4008
+CLOSE_S_MAX: Final = 5.0
+"""How long a close waits for the client to take it."""
+NEVER: Final = float("inf")
+
+_quiet = logging.getLogger("oncewire.gateway.frames")
+_quiet.setLevel(logging.CRITICAL)  # what clients do wrong is their business, and is counted
+
+
+def is_offered(request: Request) -> bool:
+    return request.can_upgrade and request.header(b"upgrade").lower() == "websocket"
+
+
+def accept(gateway: Gateway, request: Request) -> None:
+    """Answer an offer to speak WebSocket."""
+    key = request.header(b"sec-websocket-key")
+    if request.header(b"sec-websocket-version") != "13" or len(key) != 24:
+        request.refuse(426, "INVALID_ARGUMENT", "this is WebSocket 13", b"Sec-WebSocket-Version: 13\r\n")
+        return
+    lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %b\r\n" % accept_key(key).encode()
+    principal = request.principal
+    request.take_over(101, lines, lambda transport: Socket(gateway, transport, principal))
+
+
+class Socket(Heir):
+    """See the module's head."""
+
+    __slots__ = (
+        "_fragments", "_frames", "_gateway", "_is_closing", "_is_full", "_is_heard", "_is_pinged", "_is_text",
+        "_protocol", "_second", "_transport", "client_id", "id", "principal", "rooms",
+    )  # fmt: skip
+
+    def __init__(self, gateway: Gateway, transport: asyncio.Transport, principal: Principal) -> None:
+        self._gateway = gateway
+        self._transport = transport
+        self.principal = principal
+        self.id = str(uuid.uuid4())
+        self.client_id = ""
+        self.rooms: dict[str, Member] = {}
+        self._protocol = Protocol(Side.SERVER, state=State.OPEN, max_size=gateway.limits.frame_bytes_max, logger=_quiet)
+        self._fragments: list[bytes] = []
+        self._is_text = True
+        self._is_closing = self._is_full = self._is_pinged = False
+        self._is_heard = True
+        self._second = 0
+        self._frames = 0
+        self.deadline = gateway.now + gateway.limits.ping_s
+        transport.set_write_buffer_limits(high=gateway.limits.buffer_bytes_max)
+        gateway.opened(self)
+        transport.write(frames.hello_frame(self.id))
+
+    # ---- the socket
+
+    def data_received(self, data: bytes) -> None:
+        self._is_heard = True
+        if self._is_closing:
+            return
+        self._protocol.receive_data(data)
+        for event in self._protocol.events_received():
+            if isinstance(event, Frame) and not self._is_closing:
+                self._on_frame(event)
+        self._answer()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
+        self._is_closing = True
+        self._gateway.lost(self)
+        self.rooms.clear()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self.deadline = self._gateway.now + self._gateway.limits.slow_s_max
+        for conversation_id, member in self.rooms.items():
+            self._gateway.full(conversation_id, member)
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self.deadline = self._gateway.now + self._gateway.limits.ping_s
+        if not self._is_closing:
+            for conversation_id, member in list(self.rooms.items()):
+                self._gateway.drained(conversation_id, member)
+
+    # ---- frames in
+
+    def _on_frame(self, event: Frame) -> None:
+        if event.opcode is Opcode.PONG or event.opcode is Opcode.PING or event.opcode is Opcode.CLOSE:
+            self._count()
+            return
+        if event.opcode is not Opcode.CONT:
+            self._is_text = event.opcode is Opcode.TEXT
+        if not event.fin:
+            self._fragments.append(bytes(event.data))
+            return
+        body = bytes(event.data)
+        if self._fragments:
+            body = b"".join([*self._fragments, body])
+            self._fragments = []
+        self._count()
+        if not self._is_text:
+            self.close(CloseCode.UNSUPPORTED_DATA, "frames are text")
+        else:
+            self._on_message(body)
+
+    def _count(self) -> None:
+        """Whoever sends more than allowed is not read until the second is over: nothing is lost, nobody is cut."""
+        second = int(self._gateway.now)
+        if second != self._second:
+            self._second, self._frames = second, 0
+        self._frames += 1
+        if self._frames == self._gateway.limits.frames_per_s_max:
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_later(1.0, self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _on_message(self, body: bytes) -> None:
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            self.close(CloseCode.INVALID_DATA, "a frame is not UTF-8")
+            return
+        conversation_id = ""
+        try:
+            sent = frames.read_client_frame(body)
+            if isinstance(sent, Heartbeat):
+                self.send(frames.heartbeat_frame(time.time_ns() // 1_000_000))
+                return
+            conversation_id = token(sent.conversation_id, "conversationId")
+            self._do(conversation_id, sent)
+        except OncewireError as error:
+            self._gateway.count("refused_frames")
+            self.send(frames.error_frame(error.code, error.message, conversation_id))
+
+    def _do(self, conversation_id: str, sent: JoinRoom | Ack | ResumeFromSeq | SetPresence) -> None:
+        gateway = self._gateway
+        if isinstance(sent, JoinRoom):
+            gateway.join(self, conversation_id, sent)
+            return
+        if conversation_id not in self.rooms:
+            raise ContractViolation("join the room first", field="conversationId")
+        if isinstance(sent, Ack):
+            gateway.ack(self, conversation_id, sent)
+        elif isinstance(sent, ResumeFromSeq):
+            gateway.resume(self, conversation_id, sent)
+        else:
+            gateway.presence(self, conversation_id, sent)
+
+    # ---- out
+
+    @property
+    def write(self) -> Write:
+        """The way out for rooms: the transport's own, without a step in between."""
+        return self._transport.write
+
+    @property
+    def is_full(self) -> bool:
+        return self._is_full
+
+    def send(self, data: bytes) -> None:
+        if not self._is_closing:
+            self._transport.write(data)
+
+    def _answer(self) -> None:
+        """What the protocol itself has to say: pongs, and the end."""
+        for data in self._protocol.data_to_send():
+            if data:
+                self._transport.write(data)
+            else:
+                self._end()
+        if self._protocol.close_expected() and not self._is_closing:
+            self._end()
+        problem = self._protocol.parser_exc
+        if problem is not None and isinstance(problem, ProtocolError):
+            self._gateway.count("refused_frames")
+
+    def close(self, code: int, reason: str) -> None:
+        """Say why, and close. What is in the buffer is still sent, if the client takes it."""
+        if self._is_closing:
+            return
+        self._protocol.fail(code, reason)
+        for data in self._protocol.data_to_send():
+            if data:
+                self._transport.write(data)
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            self._gateway.leave_all(self)
+        self.deadline = self._gateway.now + CLOSE_S_MAX
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+            self._transport.resume_reading()  # what it still sends is thrown away: unread, it would cut our close off
+
+    # ---- what the front calls
+
+    def overdue(self) -> None:
+        if self._is_closing:
+            self.abort()
+        elif self._is_full:
+            self._gateway.count("slow_clients")
+            self.close(SLOW, "too slow: reconnect and resume")
+        elif self._is_heard:
+            self._is_heard = self._is_pinged = False
+            self.deadline = self._gateway.now + self._gateway.limits.ping_s
+        elif not self._is_pinged:
+            self._is_pinged = True
+            self.deadline = self._gateway.now + self._gateway.limits.ping_s
+            self._protocol.send_ping(b"")
+            self._answer()
+        else:
+            self.close(SILENT, "silent for too long: reconnect and resume")
+
+    def stop(self) -> None:
+        self.close(CloseCode.GOING_AWAY, "the gateway stops: reconnect and resume")
+
+    def abort(self) -> None:
+        self._transport.abort()

@@ -1,0 +1,248 @@
+"""A client's rules against a server that fails in every way it may: one seed, one story."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from oncewire.gateway.client.actions import Action, Limits, Page
+from oncewire.gateway.client.rules import Rules
+
+ROOM = "a"
+LIMITS = {"queueMost": 8, "seenMost": 20, "historyLimit": 3, "ackCount": 4}
+
+
+def envelope(sequence: int, *, message_id: str = "", replay: bool = False) -> dict[str, Any]:
+    event = {"type": "chat.message.created", "messageId": message_id or f"m{sequence}", "content": str(sequence)}
+    return {"conversationId": ROOM, "sequence": sequence, "event": event} | ({"replay": True} if replay else {})
+
+
+def tell(rules: Rules, event: dict[str, Any], now: int, chance: float) -> list[Action]:
+    """The event in the words of the JavaScript rules, as a call of ours."""
+    kind, room = event["type"], event.get("room", "")
+    match kind:
+        case "start" | "wake" | "opened" | "stop":
+            return list(getattr(rules, kind)(now))
+        case "closed":
+            return rules.closed(now, chance, event["code"])
+        case "tick":
+            return rules.tick(now, chance)
+        case "join":
+            return rules.join(
+                room, now, sequence=event.get("sequence"), epoch=event.get("epoch"), mode=event.get("mode", "live"),
+                client_id=event.get("clientId"),
+            )  # fmt: skip
+        case "leave":
+            return rules.leave(room, now)
+        case "presence":
+            return rules.presence(room, event["state"], now, event.get("metadata"))
+        case "frame":
+            return rules.frame(event["frame"], now, chance)
+        case "processed":
+            return rules.processed(room, event["sequence"], now)
+        case "failed":
+            return rules.failed(room, event["sequence"], event["message"], now, chance)
+        case "history":
+            return rules.history(room, event["repair"], msgspec.convert(event["page"], Page), now)
+        case "historyFailed":
+            return rules.history_failed(room, event["repair"], event["message"], now, chance)
+    raise AssertionError(kind)
+
+
+def limits(options: dict[str, int]) -> Limits:
+    return msgspec.convert(options, Limits)
+
+
+@dataclass
+class Story:
+    """A room with numbered messages, of which the stream keeps the last ones and REST history all or fewer."""
+
+    seed: int
+    is_complete: bool = True
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    handled: list[int] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    acks: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.rules = Rules(limits(LIMITS))
+        self.now = 1_000
+        self.last = self.chance.randrange(0, 30)
+        self.first_kept = 1
+        self.first_known = 1
+        self.is_up = False
+        self.server_last: int | None = None
+        self.outgoing: list[dict[str, Any]] = []
+        self.in_hand: list[tuple[int, dict[str, Any] | None]] = []
+        self.fetches: list[dict[str, Any]] = []
+
+    # ---- the client's side
+
+    def tell(self, event: dict[str, Any]) -> None:
+        chance = round(self.chance.random(), 3)
+        self.steps.append({"event": event, "now": self.now, "random": chance})
+        actions = msgspec.to_builtins(tell(self.rules, event, self.now, chance))
+        position = msgspec.to_builtins(self.rules.position(ROOM))
+        self.results.append(
+            {"actions": actions, "wakeAt": self.rules.wake_at, "phase": self.rules.phase, "position": position}
+        )
+        for action in actions:
+            self.act(action)
+
+    def act(self, action: dict[str, Any]) -> None:
+        match action["type"]:
+            case "connect":
+                self.outgoing, self.server_last = [], None
+            case "close":
+                self.is_up = False
+            case "send" if self.is_up:
+                self.serve(action["frame"])
+            case "deliver":
+                self.in_hand.append((action["sequence"], action["envelope"]))
+            case "gap":
+                self.in_hand.append((action["sequence"], None))
+                self.gaps.append((action["gap"]["from"], action["gap"]["to"]))
+            case "fetch":
+                self.fetches.append(action)
+
+    def finish(self, *, fails: bool) -> None:
+        sequence, message = self.in_hand.pop()
+        if fails:
+            self.tell({"type": "failed", "room": ROOM, "sequence": sequence, "message": "no"})
+            if message is None:
+                self.gaps.pop()
+            return
+        if message is not None:
+            self.handled.append(sequence)
+        self.tell({"type": "processed", "room": ROOM, "sequence": sequence})
+
+    # ---- the gateway's side
+
+    def serve(self, frame: dict[str, Any]) -> None:
+        match frame["type"]:
+            case "join_room":
+                self.outgoing.append(
+                    {"type": "joined", "conversationId": ROOM, "epoch": "e1", "sequence": self.last}
+                )  # fmt: skip
+                self.resume(frame.get("resumeFromSeq", self.last))
+            case "resume_from_seq":
+                self.resume(frame["sequence"])
+            case "heartbeat":
+                self.outgoing.append(frame)
+            case "ack":
+                self.acks.append((frame["sequence"], self.handled[-1] if self.handled else 0))
+
+    def resume(self, after: int) -> None:
+        if after + 1 < self.first_kept:
+            control = {"type": "chat.ack.requested", "conversationId": ROOM, "upToSequence": self.first_kept - 1}
+            self.outgoing.append({"control": control})
+            self.server_last = None
+            return
+        self.server_last = after
+        self.forward(replay=True)
+
+    def forward(self, *, replay: bool = False) -> None:
+        while self.server_last is not None and self.server_last < self.last:
+            self.server_last += 1
+            self.outgoing.append(envelope(self.server_last, replay=replay))
+
+    def answer_fetch(self) -> None:
+        asked = self.fetches.pop(0)
+        first = max(asked["after"] + 1, 1 if self.is_complete else self.first_known)
+        numbers = list(range(first, self.last + 1))[: asked["limit"]]
+        following = numbers[-1] if numbers and numbers[-1] < self.last else None
+        page = {"messages": [envelope(n) for n in numbers], "next": following, "complete": self.is_complete}
+        self.tell({"type": "history", "room": ROOM, "repair": asked["repair"], "page": page})
+
+    # ---- what happens, at random
+
+    def step(self) -> None:
+        self.now += self.chance.randrange(0, 400)
+        choice = self.chance.random()
+        if self.rules.wake_at is not None and self.rules.wake_at <= self.now:
+            self.tell({"type": "tick"})
+        elif not self.is_up:
+            self.reconnect(choice)
+        elif choice < 0.02:
+            self.is_up = False
+            self.tell({"type": "closed", "code": 1006})
+        elif choice < 0.3:
+            self.last += 1
+            self.forward()
+        elif choice < 0.33:
+            self.first_kept = self.chance.randrange(self.first_kept, self.last + 2)
+            self.first_known = self.chance.randrange(self.first_known, self.first_kept + 1)
+        elif choice < 0.36 and self.outgoing:
+            self.mangle()
+        elif choice < 0.6 and self.in_hand:
+            self.finish(fails=self.chance.random() < 0.1)
+        elif choice < 0.65 and self.fetches:
+            self.fail_or_answer()
+        elif self.outgoing:
+            self.tell({"type": "frame", "frame": self.outgoing.pop(0)})
+
+    def reconnect(self, choice: float) -> None:
+        phase = self.rules.phase
+        if phase == "connecting" and choice < 0.8:
+            self.is_up = True
+            self.tell({"type": "opened"})
+        elif phase == "connecting":
+            self.tell({"type": "closed", "code": 1006})
+        elif phase == "waiting" and choice < 0.1:
+            self.tell({"type": "wake"})
+        elif self.in_hand:
+            self.finish(fails=False)
+        elif self.rules.wake_at is not None:
+            self.now = self.rules.wake_at
+
+    def fail_or_answer(self) -> None:
+        if self.chance.random() < 0.2:
+            asked = self.fetches.pop(0)
+            self.tell({"type": "historyFailed", "room": ROOM, "repair": asked["repair"], "message": "503"})
+        else:
+            self.answer_fetch()
+
+    def mangle(self) -> None:
+        """What a worse server, or a proxy, might do: send one twice, or again later, or events of other kinds."""
+        frame = self.chance.choice(self.outgoing)
+        if "event" in frame:
+            self.outgoing.insert(self.chance.randrange(len(self.outgoing) + 1), frame)
+        presence = {"type": "chat.presence", "userId": "u", "state": "online"}
+        self.outgoing.append({"conversationId": ROOM, "sequence": self.last, "event": presence})
+
+    def settle(self) -> None:
+        """Nothing fails any more: everything that is known arrives."""
+        quiet = 0
+        while quiet < 8:  # so many heartbeats outlast every delay
+            quiet += 1
+            if self.in_hand:
+                self.finish(fails=False)
+            elif self.fetches:
+                self.answer_fetch()
+            elif self.rules.phase == "connecting":
+                self.is_up = True
+                self.tell({"type": "opened"})
+            elif self.is_up and self.outgoing:
+                frame = self.outgoing.pop(0)
+                self.tell({"type": "frame", "frame": frame})
+                if frame.get("type") == "heartbeat":
+                    continue
+            else:
+                self.now = self.rules.wake_at or self.now
+                self.tell({"type": "tick"})
+                continue
+            quiet = 0
+            assert len(self.steps) < 5_000, f"seed {self.seed} does not come to rest"
+
+    def run(self, start: int, steps: int = 250) -> Story:
+        self.tell({"type": "join", "room": ROOM, "sequence": start, "clientId": None, "mode": "live"})
+        self.tell({"type": "start"})
+        for _ in range(steps):
+            self.step()
+        self.settle()
+        return self
