@@ -8,6 +8,7 @@ It prints one line of JSON per finished batch, so that the killer knows when som
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 from oncewire.pipeline import spark_session
@@ -33,13 +34,20 @@ def main(master: str, url: str, source: str, sink: str, checkpoint: str, last: s
         progress = query.lastProgress
         if progress and progress["batchId"] != shown and progress["sources"][0]["endOffset"]:
             shown = progress["batchId"]
-            end = json.loads(progress["sources"][0]["endOffset"])["sequence"]
+            end = _sequence(progress["sources"][0]["endOffset"])
             print(json.dumps({"batch": shown, "end": end}), flush=True)
             if end > int(last):
                 query.stop()
                 spark.stop()
                 print(json.dumps({"done": True}), flush=True)
                 return
+
+
+def _sequence(offset: str) -> int:
+    """Of an offset as the progress shows it: JSON, or in Spark 4.0 what Java prints of a map."""
+    found = re.search(r"sequence\W+(\d+)", offset)
+    assert found, offset
+    return int(found[1])
 
 
 if __name__ == "__main__":
