@@ -131,6 +131,19 @@ export class Rules {
   }
 
   _disconnected(code, actions) {
+    this._detach();
+    if (FINAL_CODES.has(code)) {
+      this._enter("closed", actions, { code });
+      return;
+    }
+    const delay = this._backoff(this.attempts);
+    this.attempts += 1;
+    this.deadlines.reconnect = this.now + delay;
+    this._enter("waiting", actions, { retryMs: delay });
+  }
+
+  /** Nothing that belonged to this connection counts any more. */
+  _detach() {
     for (const name of Object.keys(this.deadlines)) this.deadlines[name] = null;
     for (const room of this.rooms.values()) {
       room.isJoined = false;
@@ -140,14 +153,6 @@ export class Rules {
       room.repair = null;
       room.repairs += 1;
     }
-    if (FINAL_CODES.has(code)) {
-      this._enter("closed", actions, { code });
-      return;
-    }
-    const delay = this._backoff(this.attempts);
-    this.attempts += 1;
-    this.deadlines.reconnect = this.now + delay;
-    this._enter("waiting", actions, { retryMs: delay });
   }
 
   /** Twice as long each time up to a cap, and the half of it by chance: clients that fell together come back apart. */
@@ -164,7 +169,7 @@ export class Rules {
     } else if (this.phase === "connecting") {
       actions.push({ type: "close", code: 1000 });
     }
-    for (const name of Object.keys(this.deadlines)) this.deadlines[name] = null;
+    this._detach();
     this._enter("closed", actions, { code: 1000 });
   }
 

@@ -2,6 +2,8 @@
  * Reading a token stream: bytes to events (by the WHATWG rules of event streams), events to answers. Pure.
  */
 
+const ENDED_MOST = 100;
+
 /** Text in, events out: `{ id, event, data }`. Lines may be cut anywhere. */
 export class EventParser {
   lastEventId = "";
@@ -51,7 +53,7 @@ export class EventParser {
 /** Puts chunks together until the final one. Chunks that were seen before change nothing. */
 export class Answers {
   #open = new Map();
-  #ended = new Set();
+  #ended = new Map(); // the text of each, so that a chunk that comes late does not open it again
 
   /** What an envelope of the stream means: null when nothing new, else `{ type, messageId, … }`. */
   take(envelope) {
@@ -78,15 +80,20 @@ export class Answers {
   }
 
   #lifecycle({ messageId, status, detail }) {
-    const text = this.#open.get(messageId)?.text ?? "";
-    if (status === "started") this.#answer(messageId);
-    else if (status !== "blocked") this.#end(messageId);
-    return { type: status, messageId, text, detail };
+    if (status === "started") {
+      // Also when somebody else begins an answer anew: what there was of it counts no more.
+      this.#open.set(messageId, { text: "", seen: new Set() });
+      this.#ended.delete(messageId);
+      return { type: status, messageId, text: "", detail };
+    }
+    this.#end(messageId);
+    return { type: status, messageId, text: this.#ended.get(messageId), detail };
   }
 
   #end(messageId) {
+    if (this.#ended.has(messageId)) return;
+    this.#ended.set(messageId, this.#open.get(messageId)?.text ?? "");
     this.#open.delete(messageId);
-    this.#ended.add(messageId);
-    if (this.#ended.size > 100) this.#ended.delete(this.#ended.values().next().value);
+    if (this.#ended.size > ENDED_MOST) this.#ended.delete(this.#ended.keys().next().value);
   }
 }

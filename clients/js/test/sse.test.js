@@ -38,10 +38,19 @@ test("chunks are put together once each, until the final one", () => {
   const last = answers.take(chunk("2", ", world", true));
   assert.deepEqual([last.text, last.isFinal], ["Hello, world", true]);
   assert.equal(answers.take(chunk("3", "late")), null);
+  assert.equal(answers.take(lifecycle("completed")).text, "Hello, world");
 });
 
 test("an answer that broke off keeps what there was", () => {
   const answers = new Answers();
   answers.take(chunk("1", "Hel"));
   assert.deepEqual(answers.take(lifecycle("errored")), { type: "errored", messageId: "m", text: "Hel", detail: undefined });
+});
+
+test("an answer that is begun anew forgets what there was", () => {
+  const answers = new Answers();
+  answers.take(chunk("1", "Hel"));
+  answers.take(lifecycle("errored"));
+  assert.equal(answers.take(lifecycle("started")).text, "");
+  assert.equal(answers.take(chunk("2", "Hallo")).text, "Hallo");
 });

@@ -103,8 +103,10 @@ def hello_frame(connection_id: str) -> bytes:
     return frame(_encode({"type": "hello", "protocol": VERSION, "id": connection_id}))
 
 
-def joined_frame(conversation_id: str, epoch: str | None) -> bytes:
-    return frame(_encode({"type": "joined", "conversationId": conversation_id, "epoch": epoch}))
+def joined_frame(conversation_id: str, epoch: str | None, sequence: int | None) -> bytes:
+    """`sequence` is that behind which it goes on: who asked for nothing resumes there, should the connection break."""
+    told = {"type": "joined", "conversationId": conversation_id, "epoch": epoch}
+    return frame(_encode(told if sequence is None else told | {"sequence": sequence}))
 
 
 def heartbeat_frame(now_ms: int) -> bytes:

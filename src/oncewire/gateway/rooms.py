@@ -348,7 +348,8 @@ class Room:
         member.epoch = self.epoch if joining.after is None else joining.epoch
         acts: list[Act] = []
         if not joining.is_resume:
-            acts.append(Say((member.write,), joined_frame(self.conversation_id, self.epoch)))
+            known = None if member.is_open else member.last
+            acts.append(Say((member.write,), joined_frame(self.conversation_id, self.epoch, known)))
         wrong = self._contradiction(member)
         if wrong is not None:
             return [*acts, self._control(member, wrong, self.epoch)]

@@ -175,7 +175,8 @@ class Rules:
             self._disconnected(code)
         return actions
 
-    def _disconnected(self, code: int) -> None:
+    def _detach(self) -> None:
+        """Nothing that belonged to this connection counts any more."""
         self._clear_deadlines()
         for room in self._rooms.values():
             room.is_joined = False
@@ -184,6 +185,9 @@ class Rules:
             room.is_behind = False  # joining again asks for it
             room.repair = None
             room.repairs += 1
+
+    def _disconnected(self, code: int) -> None:
+        self._detach()
         if code in FINAL_CODES:
             self._enter(State("closed", code=code))
             return
@@ -205,7 +209,7 @@ class Rules:
             self._flush()
         if self.phase in ("open", "connecting"):
             actions.append(Close(1000))
-        self._clear_deadlines()
+        self._detach()
         self._enter(State("closed", code=1000))
         return actions
 

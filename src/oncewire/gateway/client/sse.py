@@ -11,7 +11,7 @@ from oncewire.contracts.realtime import RealtimeEnvelope, StreamLifecycle, Token
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 ENDED_MAX = 100
-"""Answers whose end is remembered, so that a chunk that comes late does not open them again."""
+"""Answers whose text is remembered, so that a chunk that comes late does not open them again."""
 
 
 class SseEvent(Struct, frozen=True):
@@ -90,7 +90,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._open: dict[str, _Answer] = {}
-        self._ended: dict[str, None] = {}
+        self._ended: dict[str, str] = {}
 
     def take(self, envelope: RealtimeEnvelope) -> Token | Lifecycle | None:
         """What an envelope of the stream means, None when it says nothing new."""
@@ -98,12 +98,12 @@ class Answers:
             case TokenChunk() as chunk:
                 return self._chunk(chunk)
             case StreamLifecycle(message_id=message_id, status=status, detail=detail):
-                text = self._open[message_id].text if message_id in self._open else ""
-                if status == "started":
-                    self._open.setdefault(message_id, _Answer())
-                elif status != "blocked":
-                    self._end(message_id)
-                return Lifecycle(message_id, status, text, detail)
+                if status == "started":  # also when somebody else begins it anew: what there was counts no more
+                    self._open[message_id] = _Answer()
+                    self._ended.pop(message_id, None)
+                    return Lifecycle(message_id, status, "", detail)
+                self._end(message_id)
+                return Lifecycle(message_id, status, self._ended[message_id], detail)
         return None
 
     def _chunk(self, chunk: TokenChunk) -> Token | None:
@@ -119,7 +119,8 @@ class Answers:
         return Token(chunk.message_id, chunk.token, answer.text, chunk.is_final)
 
     def _end(self, message_id: str) -> None:
-        self._open.pop(message_id, None)
-        self._ended[message_id] = None
-        if len(self._ended) > ENDED_MAX:
-            del self._ended[next(iter(self._ended))]
+        if message_id not in self._ended:
+            answer = self._open.pop(message_id, None)
+            self._ended[message_id] = answer.text if answer else ""
+            if len(self._ended) > ENDED_MAX:
+                del self._ended[next(iter(self._ended))]
