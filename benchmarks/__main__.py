@@ -14,6 +14,7 @@ BENCHMARKS = {
     "engine": "the broker's engine, without HTTP",
     "http": "the HTTP front beside uvicorn",
     "broker": "the broker: produce, cycles, batches",
+    "gateway": "rooms beside the broadcast of websockets, tokens beside uvicorn",
     "spark": "the Spark source and sink beside nats-py",
 }
 
