@@ -217,6 +217,19 @@ class Settings:
     http_headers_max: int = number(64, "http.headers_max", "Headers of a request.", 4, 1_000)
     http_body_bytes_max: int = number(8 << 20, "http.body_bytes_max", "Bytes of a request body.", 1_024, 2**30)
     http_connections_max: int = number(4_096, "http.connections_max", "Connections open at once.", 1, 1_000_000)
+    http_connections_per_address_max: int = number(
+        1_000, "http.connections_per_address_max", "Connections of one other machine.", 1, 1_000_000
+    )
+    http_held_body_bytes_max: int = number(
+        256 << 20, "http.held_body_bytes_max", "Bytes of all bodies that are being read.", 1_024, 2**40
+    )
+    http_requests_per_s_max: int = number(
+        0, "http.requests_per_s_max", "Requests of one tenant per second; 0 is no limit.", 0, 10**9
+    )
+    http_tls_cert: str = setting(
+        "", "http.tls_cert", "ONCEWIRE_HTTP_TLS_CERT", "PEM file with the listeners' certificate and its chain."
+    )
+    http_tls_key: str = setting("", "http.tls_key", "ONCEWIRE_HTTP_TLS_KEY", "PEM file with the certificate's key.")
     http_pipelined_max: int = number(32, "http.pipelined_max", "Requests that wait behind the one in hand.", 1, 10_000)
     http_head_ms_max: int = number(10_000, "http.head_ms_max", "Time for a request head to arrive.", 10, 3_600_000)
     http_body_ms_max: int = number(60_000, "http.body_ms_max", "Time for a request body to arrive.", 10, 3_600_000)

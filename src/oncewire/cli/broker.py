@@ -99,7 +99,12 @@ async def _serving(settings: Settings, gate: trust.Gate | None) -> AsyncIterator
     )
     try:
         routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
-        server = routes.server = http.Server(routes.routes(), http.limits_of(settings), gate)
+        server = routes.server = http.Server(
+            routes.routes(),
+            http.limits_of(settings),
+            gate,
+            http.certificate_of(settings.http_tls_cert, settings.http_tls_key),
+        )
         await server.start(host, port)
         try:
             yield server, routes

@@ -6,6 +6,7 @@ from oncewire.http.request import JSON, NDJSON, Request, Stream
 from oncewire.http.routes import OPEN, Handler, Routes
 from oncewire.http.server import Server
 from oncewire.http.takeover import Heir
+from oncewire.http.tls import Certificate, certificate_of
 
 __all__ = [
     "ANYONE",
@@ -13,6 +14,7 @@ __all__ = [
     "NDJSON",
     "NOBODY",
     "OPEN",
+    "Certificate",
     "Handler",
     "Heir",
     "Limits",
@@ -21,5 +23,6 @@ __all__ = [
     "Routes",
     "Server",
     "Stream",
+    "certificate_of",
     "limits_of",
 ]

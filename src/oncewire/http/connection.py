@@ -114,6 +114,8 @@ class Connection(asyncio.Protocol):
         self._is_deaf = self.is_ending = True
         self._waiting.clear()
         self._held = b""
+        self._body = []
+        self._release_body()
         self.server.closed(self)
         gone = self._stream or self._current
         self._stream = self._current = self._reading = None
@@ -168,8 +170,12 @@ class Connection(asyncio.Protocol):
         if self._is_deaf:
             return
         self._body_bytes += len(data)
+        self.server.held_body_bytes += len(data)
         if self._body_bytes > self.server.limits.body_bytes_max:
             self._refuse(self._too_large())
+            return
+        if self.server.held_body_bytes > self.server.limits.held_body_bytes_max:
+            self._refuse(Refusal(503, "UNAVAILABLE", "too many large requests at once, try again later"))
             return
         self._body.append(data)
 
@@ -184,13 +190,19 @@ class Connection(asyncio.Protocol):
             self._body = []
         self._reading = None
         self._wants_continue = False
-        self._raw_bytes = self._body_bytes = 0
+        self._raw_bytes = 0
+        self._release_body()
         if request.is_last:
             self._is_deaf = self.is_ending = True
         self._waiting.append(request)
         self._offered = request if b"upgrade" in request.headers and self._parser.should_upgrade() else None
         self._pump()
         self._offered = None
+
+    def _release_body(self) -> None:
+        """The body is whole, or nobody wants it any more."""
+        self.server.held_body_bytes -= self._body_bytes
+        self._body_bytes = 0
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -387,6 +399,12 @@ class Connection(asyncio.Protocol):
         if data and self._heir is not None and not self._transport.is_closing():
             self._heir.data_received(data)
 
+    @property
+    def address(self) -> str:
+        """The other machine's; '' when the socket has none."""
+        peer = self._transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
     # --- writing ------------------------------------------------------------------------------------------------------
 
     @property
@@ -420,6 +438,8 @@ class Connection(asyncio.Protocol):
             return
         self._is_deaf = self.is_ending = True
         self._reading = None
+        self._body = []
+        self._release_body()
         sent_ids = [value for name, value in self._pairs if name.lower() == b"x-request-id"]
         self._farewell = self.server.farewell(refused, sent_ids[0] if sent_ids else b"")
         self.server.count(refused.status)

@@ -19,6 +19,12 @@ class Limits:
     """A body, with or without a length given: 413."""
     connections_max: int = 4_096
     """Open at once: a further one gets 503 and is closed."""
+    connections_per_address_max: int = 1_000
+    """Of these from one address that is not this machine: a further one gets 503 and is closed."""
+    held_body_bytes_max: int = 256 << 20
+    """Bodies that are being read, all together: the one that passes it gets 503."""
+    requests_per_s_max: int = 0
+    """Of one tenant, for what is not open to all: 429 with Retry-After; 0 is no limit."""
     pipelined_max: int = 32
     """Requests of one connection that wait behind the one in hand: then its socket is not read on."""
     head_s_max: float = 10.0
@@ -40,6 +46,9 @@ def limits_of(settings: Settings) -> Limits:
         headers_max=settings.http_headers_max,
         body_bytes_max=settings.http_body_bytes_max,
         connections_max=settings.http_connections_max,
+        connections_per_address_max=settings.http_connections_per_address_max,
+        held_body_bytes_max=settings.http_held_body_bytes_max,
+        requests_per_s_max=settings.http_requests_per_s_max,
         pipelined_max=settings.http_pipelined_max,
         head_s_max=settings.http_head_ms_max / 1000,
         body_s_max=settings.http_body_ms_max / 1000,

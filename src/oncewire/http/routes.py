@@ -33,12 +33,16 @@ class Routes:
         self._patterns: list[tuple[tuple[str, ...], Methods]] = []
         self.rules: dict[tuple[str, str], str] = {}
         """The action of each method and path."""
+        self.guarded: set[Handler] = set()
+        """The handlers that are not open to all."""
 
     def add(self, method: str, pattern: str, handler: Handler, *, action: str, has_head: bool = True) -> None:
         """A GET answers HEAD too, unless it changes something or never ends."""
         methods = self._methods(pattern)
         methods[method.encode()] = handler = _guarded(action, handler)
         self.rules[method, pattern] = action
+        if action != OPEN:
+            self.guarded.add(handler)
         if method == "GET" and has_head:
             methods[b"HEAD"] = handler
             self.rules["HEAD", pattern] = action

@@ -13,14 +13,16 @@ from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 
-from oncewire.errors import InvalidSetting, OncewireError, Unavailable
+from oncewire.errors import InvalidSetting, OncewireError, Overloaded, Unavailable
 from oncewire.http.connection import Connection
 from oncewire.http.limits import Limits
 from oncewire.http.principal import Principal
+from oncewire.http.rates import Rates
 from oncewire.http.request import JSON, Request, error_body
 from oncewire.http.routes import Routes
 from oncewire.http.rules import REASONS, Refusal, is_loopback, is_request_id
 from oncewire.http.takeover import Heir
+from oncewire.http.tls import Certificate
 
 TICK_S = 0.25
 BACKLOG = 1_024
@@ -34,10 +36,22 @@ _log = logging.getLogger("oncewire.http")
 class Server:
     """One listening address. `async with` it, or `start` and `stop`."""
 
-    def __init__(self, routes: Routes, limits: Limits | None = None, authenticate: Authenticate | None = None) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        limits: Limits | None = None,
+        authenticate: Authenticate | None = None,
+        certificate: Certificate | None = None,
+    ) -> None:
         self.routes = routes
         self.limits = limits or Limits()
         self.authenticate = authenticate
+        self.certificate = certificate
+        self.held_body_bytes = 0
+        """Of bodies that are being read."""
+        self._rates = Rates(self.limits.requests_per_s_max)
+        self._addresses: dict[Connection | Heir, str] = {}
+        self._per_address: Counter[str] = Counter()
         self.is_loopback_only = True
         self.known_hosts: set[bytes] = set()
         self.connections: set[Connection | Heir] = set()
@@ -70,7 +84,10 @@ class Server:
         loop = asyncio.get_running_loop()
         self._tick(loop)
         try:
-            self._listener = await loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG)
+            context = self.certificate.context if self.certificate else None
+            self._listener = await loop.create_server(
+                lambda: Connection(self), host, port, backlog=BACKLOG, ssl=context
+            )
         except OSError as error:
             self._stop_ticking()
             raise Unavailable(
@@ -107,17 +124,32 @@ class Server:
         """Whether there is room for one more."""
         self.accepted += 1
         self.connections.add(connection)
+        address = connection.address
+        if address and not is_loopback(address):
+            self._addresses[connection] = address
+            self._per_address[address] += 1
+            if self._per_address[address] > self.limits.connections_per_address_max:
+                return False
         return len(self.connections) <= self.limits.connections_max
 
     def inherited(self, connection: Connection, heir: Heir) -> None:
         """A handler has taken the socket of a connection over."""
         self.connections.discard(connection)
         self.connections.add(heir)
+        if connection in self._addresses:
+            self._addresses[heir] = self._addresses.pop(connection)
 
     def closed(self, connection: Connection | Heir) -> None:
         self.connections.discard(connection)
+        self._left(self._addresses.pop(connection, ""))
         if self._is_empty is not None and not self.connections:
             self._is_empty.set()
+
+    def _left(self, address: str) -> None:
+        if address:
+            self._per_address[address] -= 1
+            if not self._per_address[address]:
+                del self._per_address[address]
 
     def count(self, status: int) -> None:
         self.answers[status] += 1
@@ -148,6 +180,8 @@ class Server:
                 allow = b", ".join(sorted(methods))
                 request.refuse(405, "METHOD_NOT_ALLOWED", "method not allowed", b"Allow: %b\r\n" % allow)
                 return
+            if handler in self.routes.guarded and (wait_s := self._rates.wait_s(request.principal.tenant, self.now)):
+                raise Overloaded("this tenant asks too often", retry_after_s=wait_s)
             handler(request)
         except OncewireError as error:
             request.fail(error)
@@ -169,6 +203,8 @@ class Server:
         self.date_line = f"Date: {formatdate(time.time(), usegmt=True)}\r\n".encode()
         for connection in [one for one in self.connections if one.deadline < now]:
             connection.overdue()
+        if self.certificate is not None:
+            self.certificate.refresh(now)
         limits = self.limits
         shortest = min(limits.head_s_max, limits.body_s_max, limits.idle_s_max, limits.stalled_s_max)
         self._sweeper = loop.call_later(min(TICK_S, shortest / 4), self._tick, loop)
