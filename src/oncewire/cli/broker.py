@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import http, trust
+from oncewire import http
 from oncewire.broker.engine import Limits, Router
 from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.broker.wire import Sizes
 from oncewire.checks import split_address
-from oncewire.cli import face
+from oncewire.cli import edge, face
 from oncewire.cli.board import Board
 from oncewire.errors import Refused
 from oncewire.settings import Settings
@@ -70,7 +70,7 @@ async def _run(settings: Settings, board: Board) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(settings) as (server, routes):
         host, _ = _address(settings)
-        url = f"http://{f'[{host}]' if ':' in host else host}:{server.port}"
+        url = edge.url_of(settings, host, server.port)
         where = (
             f"its log in {settings.broker_wal}" if settings.broker_wal else "in memory: a restart forgets everything"
         )
@@ -84,34 +84,23 @@ async def _run(settings: Settings, board: Board) -> None:
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
     """A broker that listens. At the end requests in hand are answered before the log is closed."""
-    async with trust.open_gate(settings) as gate, _serving(settings, gate) as served:
-        yield served
-
-
-@contextlib.asynccontextmanager
-async def _serving(settings: Settings, gate: trust.Gate | None) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
-    host, port = _address(settings)
-    engine = await open_local(
-        Path(settings.broker_wal) if settings.broker_wal else None,
-        limits=_of(Limits, settings),
-        router=load_router(settings.broker_router) if settings.broker_router else None,
-        router_timeout_ms=settings.broker_router_ms_max,
-    )
-    try:
-        routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
-        server = routes.server = http.Server(
-            routes.routes(),
-            http.limits_of(settings),
-            gate,
-            http.certificate_of(settings.http_tls_cert, settings.http_tls_key),
+    async with edge.fronts(settings) as front:
+        engine = await open_local(
+            Path(settings.broker_wal) if settings.broker_wal else None,
+            limits=_of(Limits, settings),
+            router=load_router(settings.broker_router) if settings.broker_router else None,
+            router_timeout_ms=settings.broker_router_ms_max,
         )
-        await server.start(host, port)
         try:
-            yield server, routes
+            routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
+            server = routes.server = front(routes.routes())
+            await server.start(*_address(settings))
+            try:
+                yield server, routes
+            finally:
+                await server.stop(settings.http_stop_ms_max / 1000)
         finally:
-            await server.stop(settings.http_stop_ms_max / 1000)
-    finally:
-        await engine.stop()
+            await engine.stop()
 
 
 def _of(kind: type[Any], settings: Settings) -> Any:

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from oncewire import http
 from oncewire.checks import split_address
-from oncewire.cli import face
+from oncewire.cli import edge, face
 from oncewire.cli.board import Board
 from oncewire.errors import InvalidSetting
 from oncewire.gateway.limits import limits_of
@@ -44,7 +43,7 @@ def gateway() -> None:
 
 @gateway.command()
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1 and GATEWAY_PORT, 3005].")
-@face.setting_options("data", "nats_url", "postgres_url", "http_connections_max", *LIMITS)
+@face.setting_options("data", "nats_url", "postgres_url", "auth_keys", "http_connections_max", *LIMITS)
 @face.command
 def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM. Run as many as you like, on as many machines.
@@ -81,16 +80,19 @@ async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
 @contextlib.asynccontextmanager
 async def serving(client: Client, settings: Settings, host: str, port: int) -> AsyncIterator[tuple[Gateway, str]]:
     """A gateway by the settings, and its address."""
-    async with serving_at(
-        client,
-        host,
-        port,
-        limits=limits_of(settings),
-        http_limits=http.limits_of(settings),
-        events_prefix=settings.chat_events_prefix,
-        tokens_prefix=settings.chat_tokens_prefix,
-        pages=Pages("oncewire.gateway", "web"),
-        stop_s=settings.http_stop_ms_max / 1000,
-    ) as running:
+    async with (
+        edge.fronts(settings, tickets_at="/tickets") as front,
+        serving_at(
+            client,
+            host,
+            port,
+            limits=limits_of(settings),
+            front=front,
+            events_prefix=settings.chat_events_prefix,
+            tokens_prefix=settings.chat_tokens_prefix,
+            pages=Pages("oncewire.gateway", "web"),
+            stop_s=settings.http_stop_ms_max / 1000,
+        ) as running,
+    ):
         assert running.server is not None
-        yield running, f"http://{f'[{host}]' if ':' in host else host}:{running.server.port}"
+        yield running, edge.url_of(settings, host, running.server.port)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from oncewire.gateway.frames import Conversation
 from oncewire.gateway.rooms import Say, Write
 
 RECENT_MAX: Final = 512
@@ -53,8 +54,8 @@ class Look:
 class Channel:
     """See the module's head. `place` is the node's position in the stream when the channel begins."""
 
-    def __init__(self, conversation_id: str, place: int) -> None:
-        self.conversation_id = conversation_id
+    def __init__(self, conversation: Conversation, place: int) -> None:
+        self.conversation = conversation
         self.place = place
         """Everything up to here has been told."""
         self.floor = place

@@ -8,7 +8,7 @@ connections, so such a body goes nowhere.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -149,6 +149,14 @@ class _Peek(Struct, frozen=True, rename="camel"):
 
 _peek = msgspec.json.Decoder(_Peek).decode
 _fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class Conversation(NamedTuple):
+    """A conversation as somebody may hear it: what is their tenant's alone. Without authentication `tenant` is None,
+    and everything is heard."""
+
+    id: str
+    tenant: str | None = None
 
 
 class Envelope:

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from oncewire.contracts.headers import EPOCH
+from oncewire.contracts.headers import EPOCH, TENANT
 from oncewire.contracts.subjects import chat_events
 from oncewire.errors import NotFound
-from oncewire.gateway.frames import Envelope, read_envelope
+from oncewire.gateway.frames import Conversation, Envelope, read_envelope
 from oncewire.jetstream import Client, StoredMessage, codes
 
 PAGE_MESSAGES: Final = 256
@@ -35,54 +35,54 @@ class History:
         self.stream = stream
         self._prefix = events_prefix
 
-    def subject(self, conversation_id: str) -> str:
-        return chat_events(conversation_id, prefix=self._prefix)
+    def subject(self, conversation: Conversation) -> str:
+        return chat_events(conversation.id, prefix=self._prefix)
 
-    async def tail(self, conversation_id: str, count: int, up_to: int) -> tuple[list[Envelope], int]:
+    async def tail(self, conversation: Conversation, count: int, up_to: int) -> tuple[list[Envelope], int]:
         """The end of a conversation with at least its last `count` messages, and up to which place that reaches."""
-        end = max(up_to, await self.end(self.subject(conversation_id)))
-        newest = await self._newest(conversation_id, end) if end else None
+        end = max(up_to, await self.end(self.subject(conversation)))
+        newest = await self._newest(conversation, end) if end else None
         if newest is None:
             return [], end
         start = newest.place
         if count > 1 and newest.sequence > 1:
-            start = await self._place_after(conversation_id, max(0, newest.sequence - count), 1, newest.place)
-        return await self.between(conversation_id, start, end), end
+            start = await self._place_after(conversation, max(0, newest.sequence - count), 1, newest.place)
+        return await self.between(conversation, start, end), end
 
-    async def behind(self, conversation_id: str, after: int, up_to: int) -> tuple[list[Envelope], int]:
+    async def behind(self, conversation: Conversation, after: int, up_to: int) -> tuple[list[Envelope], int]:
         """Everything of a conversation that stands behind a place."""
-        end = max(up_to, await self.end(self.subject(conversation_id)))
-        return await self.between(conversation_id, after + 1, end), end
+        end = max(up_to, await self.end(self.subject(conversation)))
+        return await self.between(conversation, after + 1, end), end
 
-    async def page(self, conversation_id: str, after: int, place: int, end: int) -> list[Envelope]:
+    async def page(self, conversation: Conversation, after: int, place: int, end: int) -> list[Envelope]:
         """Messages above the sequence `after`: one page of them, empty when there is none up to the place `end`.
 
         `place` is where `after` stands, or before that; 0 when it is not known.
         """
-        start = place + 1 if place else await self._place_after(conversation_id, after, 1, end)
+        start = place + 1 if place else await self._place_after(conversation, after, 1, end)
         found: list[Envelope] = []
-        async for batch in self._batches(conversation_id, start, end):
+        async for batch in self._batches(conversation, start, end):
             found += [one for one in batch if one.is_numbered and one.sequence > after]
             if found:
                 break
         return found
 
-    async def messages(self, conversation_id: str, after: int, limit: int) -> list[bytes]:
+    async def messages(self, conversation: Conversation, after: int, limit: int) -> list[bytes]:
         """The bodies of messages above a sequence, as far as the stream has them."""
-        end = await self.end(self.subject(conversation_id))
+        end = await self.end(self.subject(conversation))
         found: dict[int, bytes] = {}
         if end:
-            start = await self._place_after(conversation_id, after, 1, end)
-            async for batch in self._batches(conversation_id, start, end):
+            start = await self._place_after(conversation, after, 1, end)
+            async for batch in self._batches(conversation, start, end):
                 found |= {one.sequence: one.body for one in batch if one.is_numbered and one.sequence > after}
                 if len(found) >= limit:
                     break
         return list(found.values())[:limit]
 
-    async def between(self, conversation_id: str, start: int, end: int) -> list[Envelope]:
+    async def between(self, conversation: Conversation, start: int, end: int) -> list[Envelope]:
         """Everything on the subject from one place to another, both included."""
         found: list[Envelope] = []
-        async for batch in self._batches(conversation_id, start, end):
+        async for batch in self._batches(conversation, start, end):
             found += [one for one in batch if one.place <= end]
         return found
 
@@ -112,24 +112,24 @@ class History:
             yield batch
             start = batch[-1].sequence + 1
 
-    async def _batches(self, conversation_id: str, start: int, end: int) -> AsyncIterator[list[Envelope]]:
-        async for batch in self.stored(self.subject(conversation_id), start, end):
-            yield [one for one in (envelope_of(conversation_id, message) for message in batch) if one is not None]
+    async def _batches(self, conversation: Conversation, start: int, end: int) -> AsyncIterator[list[Envelope]]:
+        async for batch in self.stored(self.subject(conversation), start, end):
+            yield [one for one in (envelope_of(conversation, message) for message in batch) if one is not None]
 
-    async def _newest(self, conversation_id: str, end: int) -> Envelope | None:
+    async def _newest(self, conversation: Conversation, end: int) -> Envelope | None:
         """The newest message: usually the last envelope of all, else the last numbered one before it."""
         back, start = BACK_MESSAGES, end
         while True:
-            numbered = [one for one in await self.between(conversation_id, start, end) if one.is_numbered]
+            numbered = [one for one in await self.between(conversation, start, end) if one.is_numbered]
             if numbered or start == 1:
                 return max(numbered, key=lambda one: one.place) if numbered else None
             start, back = max(1, end - back), back * 16
 
-    async def _place_after(self, conversation_id: str, after: int, low: int, high: int) -> int:
+    async def _place_after(self, conversation: Conversation, after: int, low: int, high: int) -> int:
         """A place from which on everything above `after` stands, and little else."""
         while high - low > NEAR:
             middle = (low + high) // 2
-            found = await self._numbered_from(conversation_id, middle, high)
+            found = await self._numbered_from(conversation, middle, high)
             if found is None or found.sequence > after:
                 high = middle
             else:
@@ -138,15 +138,15 @@ class History:
                     break
         return low
 
-    async def _numbered_from(self, conversation_id: str, start: int, end: int) -> Envelope | None:
+    async def _numbered_from(self, conversation: Conversation, start: int, end: int) -> Envelope | None:
         """The first message at or behind a place."""
-        subject = self.subject(conversation_id)
+        subject = self.subject(conversation)
         while start <= end:
             batch = await self._client.get_batch(
                 self.stream, count=PROBE, sequence=start, subject=subject, bytes_max=PAGE_BYTES
             )
             for message in batch:
-                envelope = envelope_of(conversation_id, message)
+                envelope = envelope_of(conversation, message)
                 if envelope is not None and envelope.is_numbered:
                     return envelope
             if not batch:
@@ -155,5 +155,8 @@ class History:
         return None
 
 
-def envelope_of(conversation_id: str, message: StoredMessage) -> Envelope | None:
-    return read_envelope(conversation_id, message.sequence, message.payload, message.headers.get(EPOCH) or None)
+def envelope_of(conversation: Conversation, message: StoredMessage) -> Envelope | None:
+    """A stored message as an envelope of this conversation; None when it is none, or another tenant's."""
+    if conversation.tenant is not None and message.headers.get(TENANT, "") != conversation.tenant:
+        return None
+    return read_envelope(conversation.id, message.sequence, message.payload, message.headers.get(EPOCH) or None)

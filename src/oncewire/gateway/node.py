@@ -14,11 +14,11 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from oncewire.contracts.headers import EPOCH
+from oncewire.contracts.headers import EPOCH, TENANT
 from oncewire.contracts.subjects import CHAT_PRESENCE_PREFIX
 from oncewire.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
 from oncewire.gateway.channels import Channel, Event, Listener, Look
-from oncewire.gateway.frames import LIFECYCLE, Envelope, read_envelope
+from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_envelope
 from oncewire.gateway.history import History
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
@@ -47,9 +47,12 @@ class Node:
         self.client = client
         self.limits = limits
         self.id = secrets.token_hex(8)
-        self.rooms: dict[str, Room] = {}
-        self.channels: dict[str, Channel] = {}
+        self.rooms: dict[Conversation, Room] = {}
+        self.channels: dict[Conversation, Channel] = {}
         self.counts: Counter[str] = Counter()
+        self._listened: Counter[str] = Counter()
+        """Rooms and channels by the id of their conversation."""
+        self._knows_tenants = False
         self.problem = "has not begun to read"
         """Why this node does not follow the stream, '' when it does."""
         self.stream = ""
@@ -65,7 +68,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._is_begun = asyncio.Event()
-        self._lingering: dict[str, float] = {}
+        self._lingering: dict[Conversation, float] = {}
 
     # ---- from start to stop
 
@@ -160,36 +163,63 @@ class Node:
 
     def _hand_out(self, messages: Sequence[Message]) -> int:
         """Give each room and channel what is theirs, in order; how many writes that took."""
-        rooms: dict[str, list[Envelope]] = {}
-        channels: dict[str, list[Event]] = {}
+        rooms: dict[Conversation, list[Envelope]] = {}
+        channels: dict[Conversation, list[Event]] = {}
         for message in messages:
             subject = message.subject_raw
             cut = subject.rfind(b".") + 1
             kind = self._prefixes.get(subject[:cut])
             if kind is None:
                 continue
-            conversation_id = subject[cut:].decode("utf-8", "replace")
-            is_wanted = conversation_id in (self.channels if kind == 1 else self.rooms)
-            if not is_wanted and not (kind == 0 and conversation_id in self.channels):
-                continue
-            envelope = self._envelope(conversation_id, message)
-            if envelope is None:
-                self.counts["refused_bodies"] += 1
-            else:
-                if kind != 1 and conversation_id in self.rooms:
-                    rooms.setdefault(conversation_id, []).append(envelope)
-                if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation_id in self.channels):
-                    event = self.tokens.event(self.incarnation, envelope)
-                    channels.setdefault(conversation_id, []).append(event)
+            for conversation in self._heard(subject[cut:].decode("utf-8", "replace"), message):
+                self._sort(conversation, kind, message, rooms, channels)
         last = parse_reply(messages[-1].reply)
         self.place, self._place_ns = last.sequence, last.timestamp_ns
         before = self.counts["writes"]
-        for conversation_id, envelopes in rooms.items():
-            room = self.rooms[conversation_id]
+        for conversation, envelopes in rooms.items():
+            room = self.rooms[conversation]
             self.perform(room, room.arrived(envelopes))
-        for conversation_id, events in channels.items():
-            self._tell(self.channels[conversation_id], events)
+        for conversation, events in channels.items():
+            self._tell(self.channels[conversation], events)
         return self.counts["writes"] - before
+
+    def _heard(self, conversation_id: str, message: Message) -> Sequence[Conversation]:
+        """As what it may be heard here: a front that knows its clients lets each hear their tenant's alone."""
+        if conversation_id not in self._listened:
+            return ()
+        if not self._knows_tenants:
+            return (Conversation(conversation_id),)
+        tenant = parse_headers(message.header_raw).get(TENANT, "") if message.header_raw else ""
+        return (Conversation(conversation_id, tenant),)
+
+    def _listen_to(self, conversation: Conversation) -> None:
+        self._listened[conversation.id] += 1
+        self._knows_tenants = conversation.tenant is not None
+
+    def _no_longer(self, conversation: Conversation) -> None:
+        self._listened[conversation.id] -= 1
+        if not self._listened[conversation.id]:
+            del self._listened[conversation.id]
+
+    def _sort(
+        self,
+        conversation: Conversation,
+        kind: int,
+        message: Message,
+        rooms: dict[Conversation, list[Envelope]],
+        channels: dict[Conversation, list[Event]],
+    ) -> None:
+        is_wanted = conversation in (self.channels if kind == 1 else self.rooms)
+        if not is_wanted and not (kind == 0 and conversation in self.channels):
+            return
+        envelope = self._envelope(conversation.id, message)
+        if envelope is None:
+            self.counts["refused_bodies"] += 1
+            return
+        if kind != 1 and conversation in self.rooms:
+            rooms.setdefault(conversation, []).append(envelope)
+        if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation in self.channels):
+            channels.setdefault(conversation, []).append(self.tokens.event(self.incarnation, envelope))
 
     def _envelope(self, conversation_id: str, message: Message) -> Envelope | None:
         epoch = None
@@ -199,40 +229,48 @@ class Node:
 
     # ---- rooms
 
-    def room(self, conversation_id: str) -> Room:
+    def room(self, conversation: Conversation) -> Room:
         """The room of a conversation, which begins to be read when it is new."""
-        room = self.rooms.get(conversation_id)
+        room = self.rooms.get(conversation)
         if room is None:
-            room = self.rooms[conversation_id] = Room(conversation_id, self.limits.backlog_size)
+            room = self.rooms[conversation] = Room(conversation, self.limits.backlog_size)
+            self._listen_to(conversation)
             self.perform(room, room.open())
         return room
 
     def join(
-        self, conversation_id: str, member: Member, after: int | None, epoch: str | None, *, is_resume: bool = False
+        self,
+        conversation: Conversation,
+        member: Member,
+        after: int | None,
+        epoch: str | None,
+        *,
+        is_resume: bool = False,
     ) -> None:
-        room = self.room(conversation_id)
+        room = self.room(conversation)
         if member not in room.members and len(room.members) >= self.limits.clients_per_room_max:
             raise Overloaded("the room is full")
         self.perform(room, room.join(member, after, epoch, is_resume=is_resume))
 
-    def leave(self, conversation_id: str, member: Member) -> None:
-        room = self.rooms.get(conversation_id)
+    def leave(self, conversation: Conversation, member: Member) -> None:
+        room = self.rooms.get(conversation)
         if room is not None:
             room.leave(member)
             if room.is_empty:
-                self._close_later(conversation_id)
+                self._close_later(conversation)
 
-    def _close_later(self, conversation_id: str) -> None:
+    def _close_later(self, conversation: Conversation) -> None:
         loop = asyncio.get_running_loop()
-        self._lingering[conversation_id] = loop.time() + LINGER_S
-        loop.call_later(LINGER_S + 0.1, self._close, conversation_id)
+        self._lingering[conversation] = loop.time() + LINGER_S
+        loop.call_later(LINGER_S + 0.1, self._close, conversation)
 
-    def _close(self, conversation_id: str) -> None:
-        room = self.rooms.get(conversation_id)
-        due = self._lingering.get(conversation_id)
+    def _close(self, conversation: Conversation) -> None:
+        room = self.rooms.get(conversation)
+        due = self._lingering.get(conversation)
         if room is not None and room.is_empty and due is not None and asyncio.get_running_loop().time() >= due:
-            del self.rooms[conversation_id]
-            del self._lingering[conversation_id]
+            del self.rooms[conversation]
+            self._no_longer(conversation)
+            del self._lingering[conversation]
 
     def perform(self, room: Room, acts: Sequence[Act]) -> None:
         """Do what the rules say, in order."""
@@ -258,16 +296,16 @@ class Node:
 
     async def _load(self, room: Room, act: Load) -> None:
         delay = RETRY_S
-        while self.rooms.get(room.conversation_id) is room:
+        while self.rooms.get(room.conversation) is room:
             stream = self.incarnation
             try:
                 if act.after is None:
                     count = self.limits.backlog_size
-                    found, end = await self.history.tail(room.conversation_id, count, act.up_to)
+                    found, end = await self.history.tail(room.conversation, count, act.up_to)
                 else:
-                    found, end = await self.history.behind(room.conversation_id, act.after, act.up_to)
+                    found, end = await self.history.behind(room.conversation, act.after, act.up_to)
             except OncewireError as error:
-                log.warning("room %s cannot be read: %s", room.conversation_id, error.message)
+                log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
@@ -281,9 +319,9 @@ class Node:
             try:
                 self.counts["pages"] += 1
                 end = room.last_place
-                found = await self.history.page(room.conversation_id, member.last, member.place, end)
+                found = await self.history.page(room.conversation, member.last, member.place, end)
             except OncewireError as error:
-                log.warning("room %s cannot be read: %s", room.conversation_id, error.message)
+                log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
@@ -292,27 +330,29 @@ class Node:
 
     # ---- channels
 
-    async def listen(self, conversation_id: str, listener: Listener, last_event_id: str) -> None:
+    async def listen(self, conversation: Conversation, listener: Listener, last_event_id: str) -> None:
         """Begin at an event id, or, without one that is of this stream, at the running answer."""
-        channel = self.channels.get(conversation_id)
+        channel = self.channels.get(conversation)
         if channel is None:
-            channel = self.channels[conversation_id] = Channel(conversation_id, self.place)
+            channel = self.channels[conversation] = Channel(conversation, self.place)
+            self._listen_to(conversation)
         channel.join(listener)
         listener.fetch = -1
         incarnation, _, place = last_event_id.rpartition("-")
         if incarnation == self.incarnation and place.isascii() and place.isdigit() and len(place) < 20:
             listener.place = int(place)
         else:
-            listener.place = await self.tokens.place_to_begin(conversation_id, channel.floor)
+            listener.place = await self.tokens.place_to_begin(conversation, channel.floor)
         listener.fetch = 0
         self._step(channel, listener)
 
-    def stop_listening(self, conversation_id: str, listener: Listener) -> None:
-        channel = self.channels.get(conversation_id)
+    def stop_listening(self, conversation: Conversation, listener: Listener) -> None:
+        channel = self.channels.get(conversation)
         if channel is not None:
             channel.leave(listener)
             if not channel.listeners:
-                del self.channels[conversation_id]
+                del self.channels[conversation]
+                self._no_longer(conversation)
 
     def _tell(self, channel: Channel, events: Sequence[Event]) -> None:
         act = channel.arrived(events)
@@ -321,13 +361,13 @@ class Node:
         for listener in channel.behind:
             self._step(channel, listener)
 
-    def step(self, conversation_id: str, listener: Listener) -> None:
-        channel = self.channels.get(conversation_id)
+    def step(self, conversation: Conversation, listener: Listener) -> None:
+        channel = self.channels.get(conversation)
         if channel is not None:
             self._step(channel, listener)
 
-    def full(self, conversation_id: str, listener: Listener) -> None:
-        channel = self.channels.get(conversation_id)
+    def full(self, conversation: Conversation, listener: Listener) -> None:
+        channel = self.channels.get(conversation)
         if channel is not None:
             channel.full(listener)
 
@@ -342,11 +382,9 @@ class Node:
         listener, delay = act.listener, RETRY_S
         while listener.fetch == act.number and listener in channel.listeners:
             try:
-                found, up_to = await self.tokens.page(
-                    self.incarnation, channel.conversation_id, listener.place, act.up_to
-                )
+                found, up_to = await self.tokens.page(self.incarnation, channel.conversation, listener.place, act.up_to)
             except OncewireError as error:
-                log.warning("channel %s cannot be read: %s", channel.conversation_id, error.message)
+                log.warning("channel %s cannot be read: %s", channel.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
@@ -358,6 +396,7 @@ class Node:
 
     def _end_channel(self, channel: Channel) -> None:
         """The stream is another: places mean nothing any more. Clients come back and begin anew."""
-        self.channels.pop(channel.conversation_id, None)
+        if self.channels.pop(channel.conversation, None) is not None:
+            self._no_longer(channel.conversation)
         for listener in list(channel.listeners):
             listener.owner.lost("the stream was made anew: begin again")  # type: ignore[attr-defined]

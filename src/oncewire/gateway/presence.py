@@ -14,10 +14,12 @@ from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from oncewire.contracts.headers import TENANT
 from oncewire.contracts.realtime import VERSION, DeliveryContract, Presence, RealtimeEnvelope, encode_realtime
 from oncewire.contracts.subjects import chat_presence
 from oncewire.errors import OncewireError
-from oncewire.gateway.frames import SetPresence
+from oncewire.gateway.frames import Conversation, SetPresence
+from oncewire.http import ANYONE
 from oncewire.jetstream import Client, Outgoing
 
 if TYPE_CHECKING:
@@ -53,7 +55,9 @@ class Presences:
             self._publish(conversation_id, socket, "offline", None)
 
     def _publish(self, conversation_id: str, socket: Socket, state: Any, metadata: dict[str, Any] | None) -> None:
-        room = self._node.rooms.get(conversation_id)
+        principal = socket.principal
+        tenant = None if principal is ANYONE else principal.tenant
+        room = self._node.rooms.get(Conversation(conversation_id, tenant))
         envelope = RealtimeEnvelope(
             version=VERSION,
             conversation_id=conversation_id,
@@ -62,7 +66,8 @@ class Presences:
             contract=DeliveryContract("at-least-once", str(uuid.uuid4())),
             event=Presence(user_id=socket.principal.name or socket.id, state=state, metadata=metadata),
         )
-        self._waiting.append(Outgoing(chat_presence(conversation_id), encode_realtime(envelope)))
+        headers = {TENANT: tenant} if tenant is not None else None
+        self._waiting.append(Outgoing(chat_presence(conversation_id), encode_realtime(envelope), headers=headers))
         self._wake.set()
 
     async def run(self) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Final
 
-from oncewire.gateway.frames import Envelope, control_frame, joined_frame
+from oncewire.gateway.frames import Conversation, Envelope, control_frame, joined_frame
 
 HELD_MAX: Final = 256
 """Unnumbered envelopes that wait for a message, in a room and for a member. Beyond that the oldest are dropped."""
@@ -128,8 +128,8 @@ class Joining:
 class Room:
     """See the module's head."""
 
-    def __init__(self, conversation_id: str, backlog_size: int) -> None:
-        self.conversation_id = conversation_id
+    def __init__(self, conversation: Conversation, backlog_size: int) -> None:
+        self.conversation = conversation
         self.backlog: deque[Envelope] = deque(maxlen=backlog_size)
         """Numbered messages without a gap; the newest is the room's last."""
         self.last = 0
@@ -349,7 +349,7 @@ class Room:
         acts: list[Act] = []
         if not joining.is_resume:
             known = None if member.is_open else member.last
-            acts.append(Say((member.write,), joined_frame(self.conversation_id, self.epoch, known)))
+            acts.append(Say((member.write,), joined_frame(self.conversation.id, self.epoch, known)))
         wrong = self._contradiction(member)
         if wrong is not None:
             return [*acts, self._control(member, wrong, self.epoch)]
@@ -381,7 +381,7 @@ class Room:
         self.live.pop(member, None)
         member.phase = Phase.WAITING
         member.held = None
-        return Say((member.write,), control_frame(self.conversation_id, up_to, epoch))
+        return Say((member.write,), control_frame(self.conversation.id, up_to, epoch))
 
     def leave(self, member: Member) -> None:
         self.members.pop(member, None)

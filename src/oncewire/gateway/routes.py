@@ -13,7 +13,7 @@ from oncewire.errors import ContractViolation, NoResponders, OncewireError, Perm
 from oncewire.gateway import metrics, sse, websocket
 from oncewire.gateway.origins import cors_lines, is_allowed
 from oncewire.gateway.pages import Pages
-from oncewire.gateway.service import Gateway
+from oncewire.gateway.service import Gateway, heard_by
 from oncewire.http import OPEN, Handler, Request, Routes
 
 LIMIT: Final = 100
@@ -107,7 +107,8 @@ class GatewayRoutes:
             request.refuse(404, "NOT_FOUND", "not found", self._cors(request))
 
     def stream(self, request: Request) -> None:
-        sse.begin(self.gateway, request, self._conversation(request, "join"), self._cors(request))
+        conversation = heard_by(request.principal, self._conversation(request, "join"))
+        sse.begin(self.gateway, request, conversation, self._cors(request))
 
     def messages(self, request: Request) -> None:
         conversation_id = self._conversation(request, "join")
@@ -119,7 +120,8 @@ class GatewayRoutes:
         if self.archive is not None:
             bodies = await self.archive.read(request.principal.tenant, conversation_id, after, limit + 1)
         else:
-            bodies = await self.gateway.node.history.messages(conversation_id, after, limit + 1)
+            conversation = heard_by(request.principal, conversation_id)
+            bodies = await self.gateway.node.history.messages(conversation, after, limit + 1)
         shown = bodies[:limit]
         last = msgspec.json.decode(shown[-1])["sequence"] if len(bodies) > limit else None
         answer = {
@@ -134,8 +136,11 @@ class GatewayRoutes:
 
     async def _stop(self, request: Request, conversation_id: str) -> None:
         """Ask whoever writes the answer to end it; disconnecting stops nothing."""
+        tokens, conversation = self.gateway.node.tokens, heard_by(request.principal, conversation_id)
         try:
-            stopped = await self.gateway.node.tokens.stop(conversation_id, request.body, STOP_S_MAX)
+            if conversation.tenant is not None and not await tokens.is_written(conversation):
+                raise NoResponders("nobody writes there")
+            stopped = await tokens.stop(conversation, request.body, STOP_S_MAX)
         except NoResponders:
             request.refuse(404, "NOT_FOUND", "no answer is being written", self._cors(request))
             return

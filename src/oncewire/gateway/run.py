@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from oncewire import http
 from oncewire.gateway.acks import Acks
@@ -18,6 +18,9 @@ from oncewire.jetstream import Client
 
 STOP_S = 5.0
 
+Front = Callable[[http.Routes], http.Server]
+"""Makes the server for these routes: with its limits, and whoever it asks who is there."""
+
 
 @contextlib.asynccontextmanager
 async def serving(
@@ -26,18 +29,19 @@ async def serving(
     port: int,
     *,
     limits: Limits | None = None,
-    http_limits: http.Limits | None = None,
     events_prefix: str = "chat.events",
     tokens_prefix: str = "chat.tokens",
     archive: Archive | None = None,
     pages: Pages | None = None,
+    front: Front | None = None,
     stop_s: float = STOP_S,
 ) -> AsyncIterator[Gateway]:
     """Serve until the block ends: then clients are told to reconnect, and what waits is written."""
     node = Node(client, limits or Limits(), events_prefix=events_prefix, tokens_prefix=tokens_prefix)
     acks, presences = Acks(client), Presences(client, node)
     gateway = Gateway(node, acks, presences)
-    server = http.Server(GatewayRoutes(gateway, archive=archive, pages=pages).routes(), http_limits)
+    table = GatewayRoutes(gateway, archive=archive, pages=pages).routes()
+    server = front(table) if front is not None else http.Server(table)
     gateway.server = server
     try:
         await node.start()

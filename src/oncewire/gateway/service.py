@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from oncewire.errors import OncewireError, Overloaded
 from oncewire.gateway.acks import Acks
-from oncewire.gateway.frames import Ack, JoinRoom, ResumeFromSeq, SetPresence, error_frame
+from oncewire.gateway.frames import Ack, Conversation, JoinRoom, ResumeFromSeq, SetPresence, error_frame
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
 from oncewire.gateway.presence import Presences
 from oncewire.gateway.rooms import Member
 from oncewire.gateway.sse import Source
 from oncewire.gateway.websocket import Socket
-from oncewire.http import Server
+from oncewire.http import ANYONE, Principal, Server
+
+
+def heard_by(principal: Principal, conversation_id: str) -> Conversation:
+    """A conversation as a principal may hear it: what is their tenant's; all of it where nobody asks who is there."""
+    return Conversation(conversation_id, None if principal is ANYONE else principal.tenant)
 
 
 class Gateway:
@@ -49,7 +54,7 @@ class Gateway:
 
     def leave_all(self, socket: Socket) -> None:
         for conversation_id, member in socket.rooms.items():
-            self.node.leave(conversation_id, member)
+            self.node.leave(heard_by(socket.principal, conversation_id), member)
             self.presences.left(conversation_id, socket)
         if socket.rooms:
             self.acks.flush_soon()
@@ -69,7 +74,7 @@ class Gateway:
             socket.rooms[conversation_id] = member
             self.node.spawn(self._join_acked(socket, conversation_id, member))
             return
-        self.node.join(conversation_id, member, sent.resume_from_seq, sent.epoch)
+        self.node.join(heard_by(socket.principal, conversation_id), member, sent.resume_from_seq, sent.epoch)
         socket.rooms[conversation_id] = member
 
     async def _join_acked(self, socket: Socket, conversation_id: str, member: Member) -> None:
@@ -77,13 +82,14 @@ class Gateway:
         try:
             found = await self.acks.get(socket, conversation_id)
             if socket.rooms.get(conversation_id) is member:
-                self.node.join(conversation_id, member, found.sequence, found.epoch)
+                self.node.join(heard_by(socket.principal, conversation_id), member, found.sequence, found.epoch)
         except OncewireError as error:
             socket.rooms.pop(conversation_id, None)
             socket.send(error_frame(error.code, error.message, conversation_id))
 
     def resume(self, socket: Socket, conversation_id: str, sent: ResumeFromSeq) -> None:
-        self.node.join(conversation_id, socket.rooms[conversation_id], sent.sequence, sent.epoch, is_resume=True)
+        conversation = heard_by(socket.principal, conversation_id)
+        self.node.join(conversation, socket.rooms[conversation_id], sent.sequence, sent.epoch, is_resume=True)
 
     def ack(self, socket: Socket, conversation_id: str, sent: Ack) -> None:
         member = socket.rooms[conversation_id]
@@ -93,15 +99,15 @@ class Gateway:
         socket.principal.require("speak", conversation_id)
         self.presences.set(conversation_id, socket, sent)
 
-    def full(self, conversation_id: str, member: Member) -> None:
+    def full(self, socket: Socket, conversation_id: str, member: Member) -> None:
         member.is_full = True
-        room = self.node.rooms.get(conversation_id)
+        room = self.node.rooms.get(heard_by(socket.principal, conversation_id))
         if room is not None:
             room.full(member)
 
-    def drained(self, conversation_id: str, member: Member) -> None:
+    def drained(self, socket: Socket, conversation_id: str, member: Member) -> None:
         member.is_full = False
-        room = self.node.rooms.get(conversation_id)
+        room = self.node.rooms.get(heard_by(socket.principal, conversation_id))
         if room is not None:
             self.node.perform(room, room.drained(member))
 
@@ -113,20 +119,20 @@ class Gateway:
 
     async def _listen(self, source: Source, last_event_id: str) -> None:
         try:
-            await self.node.listen(source.conversation_id, source.listener, last_event_id)
+            await self.node.listen(source.conversation, source.listener, last_event_id)
         except OncewireError as error:
             source.lost(error.message)
 
     def stop_listening(self, source: Source) -> None:
         self.sources -= 1
-        self.node.stop_listening(source.conversation_id, source.listener)
+        self.node.stop_listening(source.conversation, source.listener)
         if self.server is not None:
             self.server.closed(source)
 
     def listener_full(self, source: Source) -> None:
         source.listener.is_full = True
-        self.node.full(source.conversation_id, source.listener)
+        self.node.full(source.conversation, source.listener)
 
     def listener_drained(self, source: Source) -> None:
         source.listener.is_full = False
-        self.node.step(source.conversation_id, source.listener)
+        self.node.step(source.conversation, source.listener)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from oncewire.contracts.codec import ENCODE
 from oncewire.contracts.realtime import VERSION
 from oncewire.gateway.channels import Listener
+from oncewire.gateway.frames import Conversation
 from oncewire.gateway.tokens import sse
 from oncewire.http import Heir, Request
 
@@ -30,12 +31,12 @@ BEGIN: Final = b"retry: %d\n%b" % (RETRY_MS, sse(b"protocol", VERSION.encode()))
 KEEP_ALIVE: Final = b":\n\n"
 
 
-def begin(gateway: Gateway, request: Request, conversation_id: str, cors: bytes) -> None:
+def begin(gateway: Gateway, request: Request, conversation: Conversation, cors: bytes) -> None:
     """Answer GET /stream/{conversation}."""
     last_event_id = request.header(b"last-event-id") or request.query.get("lastEventId", "")
 
     def make(transport: asyncio.Transport) -> Source:
-        return Source(gateway, transport, conversation_id, last_event_id)
+        return Source(gateway, transport, conversation, last_event_id)
 
     request.take_over(200, HEAD + cors, make)
 
@@ -43,13 +44,13 @@ def begin(gateway: Gateway, request: Request, conversation_id: str, cors: bytes)
 class Source(Heir):
     """One EventSource."""
 
-    __slots__ = ("_gateway", "_is_closing", "_transport", "conversation_id", "listener")
+    __slots__ = ("_gateway", "_is_closing", "_transport", "conversation", "listener")
 
-    def __init__(self, gateway: Gateway, transport: asyncio.Transport, conversation_id: str, last: str) -> None:
+    def __init__(self, gateway: Gateway, transport: asyncio.Transport, conversation: Conversation, last: str) -> None:
         self._gateway = gateway
         self._transport = transport
         self._is_closing = False
-        self.conversation_id = conversation_id
+        self.conversation = conversation
         self.listener = Listener(self, transport.write, 0)
         self.deadline = gateway.now + KEEP_ALIVE_S
         transport.set_write_buffer_limits(high=gateway.limits.buffer_bytes_max)

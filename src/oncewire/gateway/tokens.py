@@ -10,12 +10,14 @@ import msgspec
 
 from oncewire.contracts.subjects import chat_stop, chat_tokens
 from oncewire.gateway.channels import Event
-from oncewire.gateway.frames import LIFECYCLE, Envelope
+from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope
 from oncewire.gateway.history import PAGE_MESSAGES, History, envelope_of
 from oncewire.jetstream import Client
 
 ANSWER_S_MAX: Final = 3_600
 """An answer that began longer ago than this is not looked for: its producer is gone."""
+
+NEVER: Final = 1 << 62
 
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
@@ -40,16 +42,16 @@ class Tokens:
         event_id = b"%b-%d" % (incarnation.encode(), envelope.place)
         return Event(envelope.place, sse(name, envelope.body, event_id))
 
-    async def place_to_begin(self, conversation_id: str, otherwise: int) -> int:
+    async def place_to_begin(self, conversation: Conversation, otherwise: int) -> int:
         """Right before the `started` of the running answer, else before the last lifecycle event, else `otherwise`."""
-        subject = self._history.subject(conversation_id)
+        subject = self._history.subject(conversation)
         since = (datetime.now(UTC) - timedelta(seconds=ANSWER_S_MAX)).isoformat()
         running: dict[str, int] = {}
         last = 0
         batch = await self._client.get_batch(self._history.stream, start_time=since, subject=subject)
         while batch:
             for message in batch:
-                envelope = envelope_of(conversation_id, message)
+                envelope = envelope_of(conversation, message)
                 if envelope is not None and envelope.kind == LIFECYCLE:
                     last = envelope.place
                     running.pop(envelope.message_id, None)
@@ -60,15 +62,17 @@ class Tokens:
             )
         return min([otherwise, *([last - 1] if last else []), *(place - 1 for place in running.values())])
 
-    async def page(self, incarnation: str, conversation_id: str, after: int, up_to: int) -> tuple[list[Event], int]:
+    async def page(
+        self, incarnation: str, conversation: Conversation, after: int, up_to: int
+    ) -> tuple[list[Event], int]:
         """Events behind a place, and up to where that is everything."""
         found: list[Event] = []
-        events, tokens = self._history.subject(conversation_id), chat_tokens(conversation_id, prefix=self._prefix)
+        events, tokens = self._history.subject(conversation), chat_tokens(conversation.id, prefix=self._prefix)
         for subject in (events, tokens):
             end = min(up_to, await self._history.end(subject))
             async for batch in self._history.stored(subject, after + 1, end):
                 for message in batch:
-                    envelope = envelope_of(conversation_id, message)
+                    envelope = envelope_of(conversation, message)
                     if envelope is not None and (subject == tokens or envelope.kind == LIFECYCLE):
                         found.append(self.event(incarnation, envelope))
                 if len(batch) and batch[-1].sequence < end:
@@ -77,8 +81,12 @@ class Tokens:
         found.sort()
         return [one for one in found if one.place <= up_to], up_to
 
-    async def stop(self, conversation_id: str, body: bytes, timeout_s: float) -> list[str]:
+    async def is_written(self, conversation: Conversation) -> bool:
+        """Whether somebody has been writing an answer in it, as far as one may hear it."""
+        return await self.place_to_begin(conversation, NEVER) != NEVER
+
+    async def stop(self, conversation: Conversation, body: bytes, timeout_s: float) -> list[str]:
         """Ask the producers of a conversation to stop; the messages whose writing was stopped. NoResponders when nobody
         writes. The body may name one message: {"messageId": …}."""
-        reply = await self._client.call(chat_stop(conversation_id), body, timeout_s=timeout_s)
+        reply = await self._client.call(chat_stop(conversation.id), body, timeout_s=timeout_s)
         return msgspec.json.decode(reply.payload, type=list[str])

@@ -107,14 +107,14 @@ class Socket(Heir):
         self._is_full = True
         self.deadline = self._gateway.now + self._gateway.limits.slow_s_max
         for conversation_id, member in self.rooms.items():
-            self._gateway.full(conversation_id, member)
+            self._gateway.full(self, conversation_id, member)
 
     def resume_writing(self) -> None:
         self._is_full = False
         self.deadline = self._gateway.now + self._gateway.limits.ping_s
         if not self._is_closing:
             for conversation_id, member in list(self.rooms.items()):
-                self._gateway.drained(conversation_id, member)
+                self._gateway.drained(self, conversation_id, member)
 
     # ---- frames in
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from oncewire.errors import AuthenticationFailed, PermissionDenied
 
+KNOWN = "known"
+"""The action of what every credential allows."""
+
 
 @dataclass(frozen=True)
 class Principal:
@@ -18,6 +21,8 @@ class Principal:
 
     def may(self, action: str, thing: str = "") -> bool:
         """Without a thing: whether the action is allowed at all, on whatever it may be."""
+        if action == KNOWN:
+            return self is not NOBODY
         actions = self.actions
         if "*" in actions or action in actions:
             return True

@@ -16,11 +16,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oncewire.errors import AuthenticationFailed
+import msgspec
+
+from oncewire.errors import AuthenticationFailed, ContractViolation
 from oncewire.http.principal import NOBODY, Principal
 from oncewire.trust.jwts import Rules, Tokens
 from oncewire.trust.keys import KeyFile
-from oncewire.trust.tickets import Tickets
+from oncewire.trust.tickets import LIVES_S, Tickets
 
 if TYPE_CHECKING:
     from oncewire.http.request import Request
@@ -59,6 +61,24 @@ class Gate:
         if self.tokens is not None and kind == "bearer":
             return self.tokens.principal(text, now_s)
         raise AuthenticationFailed("this server does not take that kind of credential")
+
+    def sell(self, request: Request) -> None:
+        """POST: a ticket for who asks; the body may narrow it: {"grants": ["join:room-1"]}."""
+        wanted = _read_wanted(request.body)
+        ticket = self.tickets.sell(request.principal, self.clock(), wanted.grants)
+        body = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIVES_S})
+        request.respond(201, body, extra=b"Cache-Control: no-store\r\n")
+
+
+class _Wanted(msgspec.Struct, forbid_unknown_fields=True):
+    grants: tuple[str, ...] = ()
+
+
+def _read_wanted(body: bytes) -> _Wanted:
+    try:
+        return msgspec.json.decode(body, type=_Wanted) if body else _Wanted()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ContractViolation(f'the body is not {{"grants": [...]}}: {error}') from None
 
 
 def _credentials(request: Request) -> list[tuple[str, str]]:

@@ -1,0 +1,204 @@
+"""The gateway behind a gate: rooms, tokens, history, presence and acks of two tenants under the same id, and nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+import oncewire
+from oncewire.cli.gateway import serving
+from oncewire.contracts.headers import TENANT
+from oncewire.contracts.subjects import chat_stop
+from oncewire.http import OPEN
+from oncewire.jetstream import Client, Outgoing
+from oncewire.settings import resolve
+from oncewire.topology import ensure
+from oncewire.trust.keys import KeyFile
+from tests.support.gateway import Guest, chunk, lifecycle, message, new_conversation
+from tests.support.http import Answer, wire
+from tests.support.nats import NatsServer
+
+NOW = int(time.time())
+
+
+@pytest.fixture
+async def client(shared_server: NatsServer) -> AsyncIterator[Client]:
+    async with oncewire.connect(shared_server.url) as client:
+        await ensure(client)
+        yield client
+
+
+class Edge:
+    def __init__(self, port: int, keys: KeyFile, rules: dict[tuple[str, str], str]) -> None:
+        self.port = port
+        self.rules = rules
+        self._keys = keys
+
+    def key(self, tenant: str, *grants: str) -> str:
+        return self._keys.create("test", tenant, grants or ("*",), NOW)[1]
+
+    async def ask(self, method: str, path: str, key: str = "", body: bytes = b"") -> Answer:
+        credential = f"Authorization: Bearer {key}\r\n" if key else ""
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{credential}"
+        async with wire(self.port) as line:
+            await line.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            return await line.answer(is_head=method == "HEAD")
+
+    @contextlib.asynccontextmanager
+    async def guest(self, key: str = "", ticket: str = "") -> AsyncIterator[Guest]:
+        address = f"ws://127.0.0.1:{self.port}/ws" + (f"?ticket={ticket}" if ticket else "")
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        async with connect(address, open_timeout=30, additional_headers=headers) as socket:
+            one = Guest(socket)
+            one.hello = await one.next()
+            yield one
+
+
+@pytest.fixture
+async def edge(client: Client, tmp_path: Path) -> AsyncIterator[Edge]:
+    keys = KeyFile(tmp_path / "keys.json")
+    settings = resolve({"auth_keys": str(keys.path)}, {}, {}).settings
+    async with serving(client, settings, "127.0.0.1", 0) as (gateway, _):
+        assert gateway.server is not None
+        yield Edge(gateway.server.port, keys, gateway.server.routes.rules)
+
+
+def of(tenant: str, one: Outgoing) -> Outgoing:
+    return msgspec.structs.replace(one, headers={**(one.headers or {}), TENANT: tenant})
+
+
+async def test_every_route_has_a_rule_and_keeps_it(edge: Edge) -> None:
+    little = edge.key("acme", "produce")
+    for (method, pattern), action in edge.rules.items():
+        path = pattern.replace("{id}", new_conversation())
+        if action == OPEN:
+            assert (await edge.ask(method, path)).status in (200, 204, 503), (method, pattern)
+            continue
+        assert 401 == (await edge.ask(method, path)).status, (method, pattern)
+        assert 401 == (await edge.ask(method, path, "ow_0")).status, (method, pattern)
+        expected = (201,) if action == "known" else (403,)
+        assert (await edge.ask(method, path, little)).status in expected, (method, pattern)
+
+
+async def test_nobody_and_who_may_not_join_get_no_socket(edge: Edge) -> None:
+    for key, status in (("", 401), ("ow_0", 401), (edge.key("acme", "produce"), 403)):
+        with pytest.raises(InvalidStatus) as caught:
+            async with edge.guest(key):
+                pass
+        assert status == caught.value.response.status_code
+
+
+async def test_two_tenants_under_one_id_hear_their_own(client: Client, edge: Edge) -> None:
+    conversation = new_conversation()
+    for n in (1, 2):
+        await client.publish_one(of("acme", message(conversation, n, content="acme's")))
+    async with edge.guest(edge.key("acme")) as ours, edge.guest(edge.key("globex")) as theirs:
+        assert "e1" == (await ours.join(conversation, 0))["epoch"]
+        assert None is (await theirs.join(conversation, 0))["epoch"], "to them it is a room without messages"
+        assert [1, 2] == await ours.sequences(2)
+        await client.publish_one(of("acme", message(conversation, 3)))
+        await client.publish_one(message(conversation, 4))  # of nobody's tenant
+        assert [3] == await ours.sequences(1)
+        for one in (ours, theirs):
+            await one.hears_nothing_more()
+
+
+async def test_presence_stays_in_its_tenant_and_names_the_principal(edge: Edge) -> None:
+    conversation = new_conversation()
+    async with (
+        edge.guest(edge.key("acme")) as ours,
+        edge.guest(edge.key("acme")) as also,
+        edge.guest(edge.key("globex")) as theirs,
+    ):
+        for one in (ours, also, theirs):
+            await one.join(conversation)
+        await ours.say("presence", conversation, state="typing")
+        assert "typing" == (await also.next())["event"]["state"]
+        await theirs.hears_nothing_more()
+
+
+async def test_history_and_tokens_of_another_tenant_cannot_be_read_or_stopped(client: Client, edge: Edge) -> None:
+    conversation = new_conversation()
+    await client.publish_one(of("acme", message(conversation, 1)))
+    await client.publish_one(of("acme", lifecycle(conversation, "started", 1)))
+    await client.publish_one(of("acme", chunk(conversation, 1)))
+    ours, theirs = edge.key("acme"), edge.key("globex")
+    path = f"/conversations/{conversation}/messages"
+    assert [1] == [one["sequence"] for one in (await edge.ask("GET", path, ours)).json["messages"]]
+    assert [] == (await edge.ask("GET", path, theirs)).json["messages"]
+    stops: list[bytes] = []
+
+    async def stopping(_: Any) -> bytes:
+        stops.append(b"x")
+        return b'["a1"]'
+
+    subscription = client.serve(chat_stop(conversation), stopping, queue="t")
+    assert 404 == (await edge.ask("POST", f"/stream/{conversation}/stop", theirs)).status
+    assert [] == stops
+    assert 202 == (await edge.ask("POST", f"/stream/{conversation}/stop", ours)).status
+    client.unsubscribe(subscription)
+    async with wire(edge.port) as own, wire(edge.port) as foreign:
+        for line, key in ((own, ours), (foreign, theirs)):
+            head = f"GET /stream/{conversation} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {key}\r\n\r\n"
+            await line.send(head.encode())
+            assert 200 == (await line.head())[0]
+        async with asyncio.timeout(30):
+            await own.reader.readuntil(b't1 "')
+        await client.publish_one(of("globex", chunk(conversation, 2)))
+        async with asyncio.timeout(30):
+            heard = await foreign.reader.readuntil(b't2 "')
+        assert b"t1 " not in heard
+
+
+async def test_a_grant_names_its_conversations(edge: Edge) -> None:
+    mine, other = new_conversation(), new_conversation()
+    async with edge.guest(edge.key("acme", f"join:{mine}")) as one:
+        assert "joined" == (await one.join(mine))["type"]
+        assert "permission_denied" == (await one.join(other))["code"]
+        await one.say("presence", mine, state="typing")
+        assert "permission_denied" == (await one.next())["code"]
+
+
+async def test_a_ticket_opens_a_socket_for_a_browser_with_no_more_than_it_was_sold_for(edge: Edge) -> None:
+    conversation = new_conversation()
+    body = json.dumps({"grants": [f"join:{conversation}"]}).encode()
+    sold = await edge.ask("POST", "/tickets", edge.key("acme", "join"), body)
+    assert (201, "no-store") == (sold.status, sold.headers["cache-control"])
+    async with edge.guest(ticket=sold.json["ticket"]) as one:
+        assert "joined" == (await one.join(conversation))["type"]
+        assert "permission_denied" == (await one.join(new_conversation()))["code"]
+    for wrong in (b"[]", b'{"grants": 3}', b'{"more": 1}', b"\xff", b'{"grants": ["fly"]}'):
+        assert 400 == (await edge.ask("POST", "/tickets", edge.key("acme", "join"), wrong)).status
+    assert 403 == (await edge.ask("POST", "/tickets", edge.key("acme", "join"), b'{"grants": ["admin"]}')).status
+    assert 401 == (await edge.ask("POST", "/tickets")).status
+
+
+async def test_acks_are_kept_by_principal_and_not_shared_with_another_tenant(client: Client, edge: Edge) -> None:
+    conversation = new_conversation()
+    for n in range(1, 5):
+        for tenant in ("acme", "globex"):
+            await client.publish_one(of(tenant, message(conversation, n)))
+    ours, theirs = edge.key("acme"), edge.key("globex")
+    async with edge.guest(ours) as one:
+        await one.join(conversation, 0)
+        assert [1, 2, 3, 4] == await one.sequences(4)
+        await one.say("ack", conversation, sequence=3)
+        await one.hears_nothing_more()
+    for key, first in ((ours, 4), (theirs, 1)):
+        async with asyncio.timeout(30):
+            while True:  # the ack is written a moment after its client has gone
+                async with edge.guest(key) as again:
+                    await again.join(conversation, resume="acked", clientId="the-same")
+                    found = (await again.next())["sequence"]
+                if found == first:
+                    break
