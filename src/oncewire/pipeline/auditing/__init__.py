@@ -1,0 +1,1 @@
+"""Audits: Spark proves from the lake alone that nothing was lost, doubled or changed."""

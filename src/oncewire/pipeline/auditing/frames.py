@@ -1,0 +1,486 @@
+"""The audits as DataFrame functions: tables of the lake in, results out (`rules.RESULT`).
+
+`bronze`, `gaps`, `silver` and `quarantine` are the lake's tables at versions that belong together, `cut` says up to
+which sequence bronze has each stream. Nothing is collected but facts per chain and per agent. The one large shuffle is
+of narrow rows, by buckets of 65,536 sequences; payloads stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from oncewire.contracts import letters
+from oncewire.contracts.headers import MSG_ID
+from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Hole, Lifetime, Reader, agent_of, bucket_of
+from oncewire.pipeline.auditing.workers import (
+    BLOCK,
+    EFFECT_PREFIX,
+    FACT,
+    REPLAYED,
+    ROW,
+    RUNTIME,
+    Narrow,
+    check_buckets,
+    compare_sums,
+    read_blocks,
+    walk_chains,
+)
+from oncewire.pipeline.decode import Families
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+LEDGER = "LEDGER"
+PLACE = ("stream", "created_ns", "incarnation")
+_RESULT_COLUMNS = [one.split(" ") for one in RESULT.split(", ")]
+_NOTHING = {"string": "''", "long": "0L", "int": "0", "binary": "X''"}
+
+Cut = Mapping[Lifetime, int]
+"""Up to which sequence bronze has each lifetime of a stream."""
+
+
+def newest(cut: Cut) -> dict[str, int]:
+    """The cut of each stream as it is now: blocks name their targets without a lifetime."""
+    return {lifetime[0]: sequence for lifetime, sequence in sorted(cut.items())}
+
+
+def result(frame: DataFrame, what: str, check: str, problem: str, **columns: str) -> DataFrame:
+    """Rows as results: the named columns are SQL expressions, the others are empty. Without a `problem` the rows have
+    their own."""
+    fixed = {"what": f"'{what}'", "check": f"'{check}'", "problem": f"'{problem}'" if problem else "problem"}
+    given = fixed | columns
+    return frame.selectExpr(
+        *(f"cast({given.get(name, _NOTHING[kind])} as {kind}) as {name}" for name, kind in _RESULT_COLUMNS)
+    )
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    return reduce(lambda one, other: one.unionByName(other), frames)
+
+
+def header(name: str) -> Column:
+    """The first value of a header, as text."""
+    from pyspark.sql import functions as sf
+
+    return sf.expr(f"cast(get(filter(headers, h -> h.key = '{name}'), 0).value as string)")
+
+
+# ---- blocks and chains
+
+
+def blocks(bronze: DataFrame) -> DataFrame:
+    """Announced blocks, one row per announcement in bronze, each read from its bytes."""
+    from pyspark.sql import functions as sf
+
+    ledger = bronze.where(sf.col("subject").startswith("ledger."))
+    return ledger.select(*PLACE, "sequence", "timestamp", "headers", "payload").mapInArrow(read_blocks, BLOCK)
+
+
+_BREAKS = ("missing", "pending", "in_gap", "begins_later", "republished")
+
+
+@dataclass(frozen=True)
+class Chains:
+    """What is known of the chains: results, and what the other audits need."""
+
+    results: DataFrame
+    ends: dict[str, int]
+    """Up to which block each chain has no hole."""
+    horizons: dict[str, int]
+    """Up to which block all effects lie below the cut."""
+    readers: dict[Lifetime, list[Reader]]
+    copies: list[int]
+    """Sequences of LEDGER where a block stands once more."""
+
+
+def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut) -> Chains:
+    """Blocks chain without a hole: each names the hash of the one before."""
+    from pyspark.sql import functions as sf
+
+    reached = newest(cut)
+    wrong = result(
+        found.where("problem != ''"), "error", "chain", "unreadable", stream="stream", created_ns="created_ns",
+        incarnation="incarnation", first="sequence", last="sequence", chain="coalesce(chain, '')",
+        block="coalesce(number, 0)", detail="problem", amount="1L",
+    )  # fmt: skip
+    read = found.where(sf.col("chain").isNotNull())
+    beyond = (
+        " or ".join(f"(c.stream = {_text(name)} and c.sequence > {at}L)" for name, at in reached.items()) or "false"
+    )
+    told = read.groupBy("chain").agg(
+        sf.max("number").alias("last"),
+        sf.max("confirmed_block").alias("confirmed"),
+        sf.max(sf.when(sf.expr(f"not exists(confirmed, c -> {beyond})"), sf.col("confirmed_block"))).alias("horizon"),
+    )
+    heads = {row.chain: row for row in told.collect()}
+    ledger_gaps = [(row.first, row.last) for row in gaps.where(f"stream = '{LEDGER}'").collect()]
+    holes = {chain: Hole(row.confirmed or 0, ledger_gaps) for chain, row in heads.items()}
+    links = (
+        read.select("chain", "number", "previous", "hash", "state", "sequence")
+        .repartition("chain")
+        .sortWithinPartitions("chain", "number", "sequence")
+        .mapInArrow(walk_chains(holes), RESULT)
+    )
+    links = links.persist()
+    told_of: dict[str, list[Any]] = {name: [] for name in _BREAKS}
+    for row in links.where(sf.col("problem").isin(*told_of)).select("problem", "chain", "block", "first").collect():
+        told_of[row.problem].append(row)
+    ends = {chain: row.last for chain, row in heads.items()}
+    for row in told_of["missing"] + told_of["pending"]:
+        ends[row.chain] = min(ends[row.chain], row.first - 1)
+    readers = _readers(read, ends, told_of["in_gap"] + told_of["begins_later"])
+    copies = [row.first for row in told_of["republished"]]
+    horizons = {chain: row.horizon or 0 for chain, row in heads.items()}
+    return Chains(union([wrong, links]), ends, horizons, readers, copies)
+
+
+def _text(value: str) -> str:
+    """As a literal of Spark SQL."""
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _readers(read: DataFrame, ends: dict[str, int], breaks: list[Any]) -> dict[Lifetime, list[Reader]]:
+    """Who reads what, how far all is settled, and since when the blocks tell everything."""
+    from pyspark.sql import functions as sf
+
+    inputs = read.select("chain", sf.explode("inputs").alias("i")).select("chain", "i.*")
+    told = inputs.groupBy("chain", *PLACE).agg(
+        sf.collect_set("filters").alias("filters"), sf.max("start").alias("start")
+    )
+    spark = read.sparkSession
+    known = spark.createDataFrame(list(ends.items()) or [("", 0)], "chain string, end long")
+    settled = (
+        read.join(sf.broadcast(known), "chain").where("number <= end").select("chain", sf.explode("settled").alias("s"))
+    )
+    up_to = {
+        (agent_of(row.chain), (row.stream, row.created_ns, row.incarnation)): row.up_to
+        for row in settled.select("chain", "s.*").groupBy("chain", *PLACE).agg(sf.max("up_to").alias("up_to")).collect()
+    }
+    since = _since(read, breaks)
+    merged: dict[tuple[str, Lifetime], Reader] = {}
+    for row in told.collect():
+        agent, place = agent_of(row.chain), (row.stream, row.created_ns, row.incarnation)
+        mine = merged.get((agent, place), Reader(agent, (), 1, 0, 0))
+        merged[agent, place] = Reader(
+            agent,
+            tuple(sorted({*mine.filters, *(tuple(one) for one in row.filters)})),
+            max(mine.start, row.start),
+            max(mine.settled, up_to.get((agent, place), 0)),
+            max(mine.since_us, since.get(row.chain, 0)),
+        )
+    readers: dict[Lifetime, list[Reader]] = {}
+    for (_, place), reader in sorted(merged.items()):
+        readers.setdefault(place, []).append(reader)
+    return readers
+
+
+def _since(read: DataFrame, breaks: list[Any]) -> dict[str, int]:
+    """When the first block behind the last break of each chain was announced."""
+    from pyspark.sql import functions as sf
+
+    if not breaks:
+        return {}
+    last: dict[str, int] = {}
+    for row in breaks:
+        last[row.chain] = max(last.get(row.chain, 0), row.block)
+    wanted = read.sparkSession.createDataFrame(list(last.items()), "chain string, number long")
+    found = read.join(sf.broadcast(wanted), ["chain", "number"]).select(
+        "chain", sf.unix_micros("timestamp").alias("at")
+    )
+    return {row.chain: row.at for row in found.collect()}
+
+
+# ---- positions and sums
+
+
+def distinct_blocks(found: DataFrame, chains: Chains) -> DataFrame:
+    """Readable blocks, each once."""
+    from pyspark.sql import functions as sf
+
+    read = found.where(sf.col("chain").isNotNull())
+    if not chains.copies:
+        return read
+    copies = read.sparkSession.createDataFrame([(one,) for one in chains.copies], "sequence long")
+    return read.join(sf.broadcast(copies), "sequence", "left_anti")
+
+
+def audit_positions(
+    bronze: DataFrame,
+    once: DataFrame,
+    gaps: DataFrame,
+    chains: Chains,
+    cut: Cut,
+    silver: DataFrame | None = None,
+    quarantine: DataFrame | None = None,
+    families: Families = (),
+) -> DataFrame:
+    """Every position below the cut is in bronze once or in a known gap; has one outcome, or is in progress; and what it
+    adds to the sums of its block. `once` are the blocks, each once."""
+    is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME)
+    rows = bronze.selectExpr(
+        "tenant", *PLACE, "sequence", "subject", "unix_micros(timestamp) as at_us", "nanos",
+        f"get(filter(headers, h -> h.key = '{MSG_ID}'), 0).value as msg_id",
+        f"if({is_runtime}, filter(headers, h -> startswith(h.key, '{REPLAYED}')), headers) as headers",
+        "payload",
+    ).mapInArrow(Narrow(chains.readers, families), ROW)  # fmt: skip
+    facts = union(
+        [
+            _expected(bronze.sparkSession, cut),
+            _in_buckets(gaps.selectExpr(*PLACE, "'gap' as kind", "first", "last")),
+            _in_buckets(claims(once)),
+            *([_points(silver, "silver", key="key", digest="digest")] if silver is not None else []),
+            *([_points(quarantine, "quarantine")] if quarantine is not None else []),
+        ]
+    )
+    by = [*PLACE, "bucket"]
+    return rows.groupBy(*by).cogroup(facts.groupBy(*by)).applyInArrow(check_buckets(chains.readers), RESULT)
+
+
+def claims(once: DataFrame) -> DataFrame:
+    """Closed ranges of positions with their outcome, as blocks claim them."""
+    from pyspark.sql import functions as sf
+
+    inputs = once.select("chain", "number", sf.explode("inputs").alias("i"))
+    each = inputs.select("chain", "number", "i.*").select("*", sf.explode("claims").alias("c"))
+    return each.selectExpr(
+        *PLACE, "if(listed_state is null, 'claim', 'listed') as kind", "c.first as first", "c.last as last", "chain",
+        "number", "c.outcome as outcome", "consumer",
+    )  # fmt: skip
+
+
+def _expected(spark: SparkSession, cut: Cut) -> DataFrame:
+    rows = [
+        (*place, at, "expected", at * BUCKET + 1, min((at + 1) * BUCKET, reached))
+        for place, reached in sorted(cut.items())
+        for at in range(bucket_of(reached) + 1)
+    ]
+    ddl = "stream string, created_ns long, incarnation int, bucket long, kind string, first long, last long"
+    return _as_facts(spark.createDataFrame(rows, ddl))
+
+
+def _in_buckets(ranges: DataFrame) -> DataFrame:
+    """Ranges cut at the borders of buckets."""
+    from pyspark.sql import functions as sf
+
+    spread = ranges.withColumn(
+        "bucket", sf.explode(sf.expr(f"sequence((first - 1) div {BUCKET}, (last - 1) div {BUCKET})"))
+    )
+    return _as_facts(
+        spread.withColumns(
+            {
+                "first": sf.greatest("first", sf.expr(f"bucket * {BUCKET} + 1")),
+                "last": sf.least("last", sf.expr(f"(bucket + 1) * {BUCKET}")),
+            }
+        )
+    )
+
+
+def _points(frame: DataFrame, kind: str, **columns: str) -> DataFrame:
+    named = [f"{given} as {name}" for name, given in columns.items()]
+    return _as_facts(
+        frame.selectExpr(
+            *PLACE, f"(sequence - 1) div {BUCKET} as bucket", f"'{kind}' as kind", "sequence as first",
+            "sequence as last", *named,
+        )
+    )  # fmt: skip
+
+
+def _as_facts(frame: DataFrame) -> DataFrame:
+    """All columns of a fact; those that a kind has not are null."""
+    wanted = [one.split(" ") for one in FACT.split(", ")]
+    return frame.selectExpr(
+        *(f"cast({name if name in frame.columns else 'null'} as {kind}) as {name}" for name, kind in wanted)
+    )
+
+
+def audit_sums(positions: DataFrame, once: DataFrame, chains: Chains) -> DataFrame:
+    """The inputs of each block hash to its sums, and its state follows from the one before."""
+    from pyspark.sql import functions as sf
+
+    inputs = once.select("chain", sf.col("number").alias("block"), sf.explode("inputs").alias("i")).select(
+        "chain", "block", "i.*"
+    )
+    columns = ["chain", "block", "what", *PLACE, "amount", "position", "state"]
+    parts = union(
+        [
+            chains.results.where("what = 'link'").select(*columns),
+            inputs.selectExpr(
+                "chain", "block", "'inputs' as what", *PLACE, "count as amount", "sum as position", "X'' as state"
+            ),
+            inputs.where("listed_state is not null").selectExpr(
+                "chain",
+                "block",
+                "'listed' as what",
+                *PLACE,
+                "count as amount",
+                "X'' as position",
+                "listed_state as state",
+            ),
+            positions.where("what = 'sum'").select(*columns),
+        ]
+    )
+    ordered = parts.repartition("chain", "block").sortWithinPartitions("chain", "block")
+    return ordered.mapInArrow(compare_sums, RESULT)
+
+
+# ---- silver
+
+
+def audit_silver(positions: DataFrame, silver: DataFrame) -> DataFrame:
+    """Every envelope stands in silver once: under its own position, or as a copy of one that does."""
+    keys = silver.groupBy("key").agg({"*": "count", "sequence": "min"})
+    keys = keys.withColumnsRenamed({"count(1)": "copies", "min(sequence)": "sequence"})
+    doubled = silver.join(keys.where("copies > 1").select("key", "copies"), "key")
+    absent = positions.where("what = 'absent'").withColumnRenamed("position", "key")
+    missing = absent.join(silver.select("key").distinct(), "key", "left_anti")
+    copies = absent.join(silver.select("key").distinct(), "key", "left_semi")
+    place = {"stream": "stream", "created_ns": "created_ns", "incarnation": "incarnation"}
+    return union(
+        [
+            result(
+                missing, "error", "silver", "missing", **place, first="first", last="first", id="id", amount="1L",
+                detail="'no row of silver or quarantine stands for it'",
+            ),
+            result(
+                doubled, "error", "silver", "doubled", **place, first="sequence", last="sequence", id="msg_id",
+                amount="1L", detail="concat('one of ', copies, ' rows with the key ', lower(hex(key)))",
+            ),
+            result(copies.groupBy(*PLACE).count(), "count", "silver", "copies", **place, amount="count"),
+        ]
+    )  # fmt: skip
+
+
+# ---- effects and letters
+
+
+def audit_effects(bronze: DataFrame, once: DataFrame, gaps: DataFrame, chains: Chains, cut: Cut) -> DataFrame:
+    """Every effect of a confirmed block stands in bronze at least once. A second copy was published again: readers drop
+    it by its id."""
+    from pyspark.sql import functions as sf
+
+    spark = bronze.sparkSession
+    known = spark.createDataFrame(list(chains.horizons.items()) or [("", 0)], "chain string, horizon long")
+    effects = once.join(sf.broadcast(known), "chain").select(
+        "chain", "number", "horizon", sf.explode("effects").alias("e")
+    )
+    wanted = effects.where("number <= horizon").selectExpr("e.id as id", "e.target as target", "chain", "number")
+    copies = bronze.select(header(MSG_ID).alias("id")).where(sf.col("id").startswith(EFFECT_PREFIX))
+    counted = copies.groupBy("id").agg(sf.count("*").alias("copies"))
+    joined = wanted.join(counted, "id", "left").withColumn("seen", sf.expr(_sight(gaps, cut)))
+    tally = joined.selectExpr(
+        "chain",
+        "case when copies = 1 then 'once' when copies > 1 then 'republished' else seen end as problem",
+    )
+    lost = joined.where("copies is null and seen = 'missing'")
+    return union(
+        [
+            result(
+                lost, "error", "effects", "missing", stream="target", chain="chain", block="number", id="id",
+                amount="1L", detail="'confirmed, and not in bronze'",
+            ),
+            result(
+                tally.where("problem != 'missing'").groupBy("chain", "problem").count(), "count", "effects", "",
+                chain="chain", amount="count",
+            ),
+            result(
+                effects.where("number > horizon").groupBy("chain").count(), "count", "effects", "pending",
+                chain="chain", amount="count",
+            ),
+        ]
+    )  # fmt: skip
+
+
+def _sight(gaps: DataFrame, cut: Cut) -> str:
+    """What it means that an effect is not in bronze, by its target: nobody sees into a stream that is not in the lake,
+    and where messages are missing by a known cause it may have been among them."""
+    holed = {row.stream for row in gaps.select("stream").distinct().collect()}
+    seen = {stream for stream, _, _ in cut}
+
+    def among(streams: set[str]) -> str:
+        return f"target in ({', '.join(_text(one) for one in sorted(streams))})" if streams else "false"
+
+    return (
+        f"case when target is null then 'unknown_target' when not ({among(seen)}) then 'out_of_sight' "
+        f"when {among(holed)} then 'perhaps_in_gap' else 'missing' end"
+    )
+
+
+def audit_letters(bronze: DataFrame, once: DataFrame, gaps: DataFrame, cut: Cut) -> DataFrame:
+    """Every dead letter has its origin, byte for byte, and no agent calls that one done."""
+    from pyspark.sql import functions as sf
+
+    named = {
+        "origin": header(letters.STREAM),
+        "origin_created_ns": header(letters.CREATED).try_cast("long"),
+        "origin_sequence": header(letters.SEQUENCE).try_cast("long"),
+        "consumer": header(letters.CONSUMER),
+        "body": header(letters.PAYLOAD),
+        "injected": header(letters.INJECTED),
+        "id": header(MSG_ID),
+    }
+    found = bronze.where("startswith(subject, 'dlq.')").withColumns(named)
+    place = {"stream": "stream", "created_ns": "created_ns", "incarnation": "incarnation", "first": "sequence"}
+    real = found.where("injected is null")
+    spark = bronze.sparkSession
+    limits = spark.createDataFrame(
+        [(*lifetime[:2], reached) for lifetime, reached in cut.items()] or [("", 0, 0)],
+        "origin string, origin_created_ns long, reached long",
+    )
+    limits = limits.groupBy("origin", "origin_created_ns").agg(sf.max("reached").alias("reached"))
+    originals = bronze.selectExpr(
+        "stream as origin", "created_ns as origin_created_ns", "sequence as origin_sequence",
+        "sha2(payload, 256) as digest", "true as is_there",
+    )  # fmt: skip
+    holes = gaps.selectExpr("stream as g_stream", "created_ns as g_created", "first as g_first", "last as g_last")
+    in_hole = sf.expr(
+        "g_stream = origin and g_created = origin_created_ns and origin_sequence between g_first and g_last"
+    )
+    there = originals.join(sf.broadcast(real.select(*_ORIGIN).distinct()), _ORIGIN)
+    judged = (
+        real.join(sf.broadcast(limits), ["origin", "origin_created_ns"], "left")
+        .join(there, _ORIGIN, "left")
+        .join(sf.broadcast(holes), in_hole, "left")
+        .withColumn("problem", sf.expr(_LETTER))
+    ).persist()
+    claimed = claims(once).selectExpr(
+        "stream as origin", "created_ns as origin_created_ns", "consumer", "first as c_first", "last as c_last",
+        "outcome", "number", "chain",
+    )  # fmt: skip
+    contradicted = judged.join(claimed, ["origin", "origin_created_ns", "consumer"]).where(
+        "origin_sequence between c_first and c_last and outcome in ('done', 'duplicate', 'passed')"
+    )
+    origin = "concat(origin, ' ', origin_sequence, ' for ', consumer)"
+    bad = judged.where("problem in ('no_origin', 'other_bytes')")
+    return union(
+        [
+            result(
+                bad, "error", "letters", "", **place, last="sequence", id="id", amount="1L",
+                detail=origin,
+            ),
+            result(
+                contradicted, "error", "letters", "contradicted", **place, last="sequence", id="id", chain="chain",
+                block="number", amount="1L", detail=f"concat({origin}, ' is ', outcome, ' in block ', number)",
+            ),
+            result(
+                judged.where("problem not in ('no_origin', 'other_bytes')").groupBy("problem").count(), "count",
+                "letters", "", amount="count",
+            ),
+            result(
+                found.where("injected is not null").groupBy().count().where("count > 0"), "count", "letters",
+                "injected", amount="count",
+            ),
+        ]
+    )  # fmt: skip
+
+
+_ORIGIN = ["origin", "origin_created_ns", "origin_sequence"]
+_LETTER = """case
+    when is_there and body is null and digest != sha2(payload, 256) then 'other_bytes'
+    when is_there then 'with_origin'
+    when reached is null then 'out_of_sight'
+    when origin_sequence > reached then 'pending'
+    when g_stream is not null then 'in_gap'
+    else 'no_origin' end"""

@@ -1,0 +1,142 @@
+"""The verdict of an audit: what was looked at, what was counted, what is wrong. As values, text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+CHECKS: Final = {
+    "sequences": "every sequence is in bronze once, or in a known gap",
+    "chain": "blocks chain without a hole",
+    "outcomes": "every input has one outcome, or is in progress",
+    "sums": "the inputs' bytes hash to the blocks' sums",
+    "state": "the state hash follows from the inputs",
+    "effects": "every confirmed effect is in bronze",
+    "silver": "every envelope is in silver once",
+    "letters": "every dead letter has its origin",
+}
+PENDING: Final = ("pending", "in_progress")
+"""Counts of what lies above the cut or is not settled yet: not wrong, not proven either."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Up to where a stream was looked at."""
+
+    stream: str
+    created_ns: int
+    incarnation: int
+    sequence: int
+    pending: int = 0
+    """What bronze has taken in since."""
+
+
+class Count(msgspec.Struct, frozen=True, omit_defaults=True):
+    """So many of a kind. `of` is the stream or the agent; for what is in progress also where it lies."""
+
+    check: str
+    name: str
+    of: str
+    count: int
+    first: int = 0
+    last: int = 0
+
+
+class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something wrong (or worth a note), with its place."""
+
+    check: str
+    problem: str
+    stream: str = ""
+    first: int = 0
+    last: int = 0
+    chain: str = ""
+    block: int = 0
+    id: str = ""
+    detail: str = ""
+    count: int = 0
+
+    @property
+    def sentence(self) -> str:
+        where = []
+        if self.stream:
+            span = f" {self.first}" if self.first else ""
+            where.append(self.stream + span + (f" to {self.last}" if self.last > self.first > 0 else ""))
+        if self.chain:
+            where.append(self.chain + (f" block {self.block}" if self.block else ""))
+        if self.id:
+            where.append(self.id)
+        return f"{self.check}: {self.problem.replace('_', ' ')}: {', '.join(where)}" + (
+            f": {self.detail}" if self.detail else ""
+        )
+
+
+class Chain(msgspec.Struct, frozen=True):
+    """An agent's blocks up to where they have no hole."""
+
+    chain: str
+    last: int
+    confirmed: int
+    """Up to this block all effects lie below the cut."""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What an audit says of the lake at its cut."""
+
+    is_good: bool
+    at_ms: int
+    took_s: float
+    cut: list[Stop]
+    versions: dict[str, int]
+    chains: list[Chain]
+    counts: list[Count]
+    errors: int
+    findings: list[Finding]
+    """What is wrong, as far as it is listed."""
+    notes: list[Finding] = []
+
+    def counted(self, check: str, name: str, of: str | None = None) -> int:
+        return sum(
+            one.count for one in self.counts if (one.check, one.name) == (check, name) and (of is None or one.of == of)
+        )
+
+    @property
+    def pending(self) -> int:
+        """Inputs in progress, and what blocks say about positions above the cut."""
+        return sum(one.count for one in self.counts if one.name in PENDING)
+
+
+def write_verdict(verdict: Verdict) -> bytes:
+    return msgspec.json.encode(verdict)
+
+
+def read_verdict(data: bytes | str) -> Verdict:
+    return msgspec.json.decode(data, type=Verdict)
+
+
+def lines(verdict: Verdict) -> Iterable[str]:
+    """For people."""
+    word = "good" if verdict.is_good else f"{verdict.errors} findings"
+    yield f"audit: {word} ({verdict.took_s:.1f} s)"
+    yield "cut:"
+    for stop in verdict.cut:
+        again = f" #{stop.incarnation}" if stop.incarnation else ""
+        later = f", {stop.pending:,} newer ones wait" if stop.pending else ""
+        yield f"  {stop.stream}{again} up to {stop.sequence:,}{later}"
+    for chain in verdict.chains:
+        yield f"  {chain.chain} up to block {chain.last:,}, effects up to block {chain.confirmed:,}"
+    for check, promise in CHECKS.items():
+        wrong = sum(1 for found in verdict.findings if found.check == check)
+        told: dict[str, int] = {}
+        for one in verdict.counts:
+            if one.check == check:
+                told[one.name] = told.get(one.name, 0) + one.count
+        shown = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in sorted(told.items()))
+        yield f"{'✗' if wrong else '✓'} {promise}" + (f": {shown}" if shown else "")
+    for found in verdict.findings:
+        yield f"  ✗ {found.sentence}"
+    if verdict.errors > len(verdict.findings):
+        yield f"  … and {verdict.errors - len(verdict.findings):,} more"
+    for note in verdict.notes:
+        yield f"  · {note.sentence}"

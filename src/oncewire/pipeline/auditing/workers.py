@@ -1,0 +1,380 @@
+"""What Spark's Python workers do for an audit: Arrow batches in, Arrow batches out, by the pure rules.
+
+Messages become narrow rows first (what they say instead of their bytes), so that payloads never go through a shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain as chained
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from oncewire.contracts import blocks, ids
+from oncewire.contracts import headers as names
+from oncewire.contracts.blocks import Announcement, Inputs, Outcome
+from oncewire.contracts.inputs import read_closely, read_complete
+from oncewire.errors import ContractViolation, Refused
+from oncewire.pipeline.auditing.rules import (
+    BUCKET,
+    RESULT,
+    Bucket,
+    Claim,
+    Facts,
+    Hole,
+    Lifetime,
+    Link,
+    Part,
+    Reader,
+    Rows,
+    chain_name,
+    compare,
+    lifetime_of,
+    walk,
+)
+from oncewire.pipeline.decode import READERS, Families, Place, Read, key_of, silver_name
+
+ROWS_PER_BATCH = 8_192
+EFFECT_PREFIX = "fx."
+_MSG_ID = names.MSG_ID
+_KINDS = {
+    "string": pa.string(),
+    "long": pa.int64(),
+    "int": pa.int32(),
+    "binary": pa.binary(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+}
+
+
+def schema_of(ddl: str) -> pa.Schema:
+    """The Arrow schema of a flat table."""
+    return pa.schema([(name, _KINDS[kind]) for name, kind in (one.split(" ") for one in ddl.split(", "))])
+
+
+_RESULT_SCHEMA = schema_of(RESULT)
+
+
+def batches(results: Iterable[Sequence[Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows as batches of a bounded size."""
+    rows: list[Sequence[Any]] = []
+    for result in results:
+        rows.append(result)
+        if len(rows) == ROWS_PER_BATCH:
+            yield _batch(rows, schema)
+            rows = []
+    if rows:
+        yield _batch(rows, schema)
+
+
+def _batch(rows: list[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    )
+
+
+def text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def carried(headers: list[dict[str, Any]] | None) -> dict[str, str]:
+    """Headers as the contracts take them; of doubles the first."""
+    found: dict[str, str] = {}
+    for one in headers or ():
+        found.setdefault(one["key"], text(one["value"]))
+    return found
+
+
+# ---- blocks
+
+INPUTS = (
+    "array<struct<stream string, created_ns long, incarnation int, consumer string, filters array<string>, start long, "
+    "sum binary, count long, claims array<struct<outcome string, first long, last long>>, listed_state binary>>"
+)
+BLOCK = (
+    "stream string, created_ns long, incarnation int, sequence long, timestamp timestamp, problem string, "
+    "chain string, number long, previous binary, hash binary, state binary, confirmed_block long, "
+    "confirmed array<struct<stream string, sequence long>>, settled array<struct<stream string, created_ns long, "
+    f"incarnation int, up_to long>>, effects array<struct<id string, target string>>, inputs {INPUTS}"
+)
+
+
+def _list_of(**fields: Any) -> Any:
+    return pa.list_(pa.field("element", pa.struct(list(fields.items()))))
+
+
+_CLAIMS = _list_of(outcome=pa.string(), first=pa.int64(), last=pa.int64())
+_INPUTS = _list_of(
+    stream=pa.string(),
+    created_ns=pa.int64(),
+    incarnation=pa.int32(),
+    consumer=pa.string(),
+    filters=pa.list_(pa.field("element", pa.string())),
+    start=pa.int64(),
+    sum=pa.binary(),
+    count=pa.int64(),
+    claims=_CLAIMS,
+    listed_state=pa.binary(),
+)
+_BLOCK_SCHEMA = pa.schema(
+    [
+        ("stream", pa.string()),
+        ("created_ns", pa.int64()),
+        ("incarnation", pa.int32()),
+        ("sequence", pa.int64()),
+        ("timestamp", _KINDS["timestamp"]),
+        ("problem", pa.string()),
+        ("chain", pa.string()),
+        ("number", pa.int64()),
+        ("previous", pa.binary()),
+        ("hash", pa.binary()),
+        ("state", pa.binary()),
+        ("confirmed_block", pa.int64()),
+        ("confirmed", _list_of(stream=pa.string(), sequence=pa.int64())),
+        ("settled", _list_of(stream=pa.string(), created_ns=pa.int64(), incarnation=pa.int32(), up_to=pa.int64())),
+        ("effects", _list_of(id=pa.string(), target=pa.string())),
+        ("inputs", _INPUTS),
+    ]
+)
+
+
+def read_blocks(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Announcements, each read from its bytes; what is no announcement has a problem instead of a content."""
+    for batch in found:
+        rows = [_block(row) for row in batch.to_pylist()]
+        yield pa.RecordBatch.from_pylist(rows, schema=_BLOCK_SCHEMA)
+
+
+def _block(row: dict[str, Any]) -> dict[str, Any]:
+    place = {name: row[name] for name in ("stream", "created_ns", "incarnation", "sequence", "timestamp")}
+    try:
+        told = blocks.read_announcement(row["payload"])
+        return place | _told(told, row)
+    except (msgspec.MsgspecError, ContractViolation, ValueError) as error:
+        return place | {"problem": f"it is no block: {error}"[:200]}
+
+
+def _told(told: Announcement, row: dict[str, Any]) -> dict[str, Any]:
+    agent = blocks.agent_name(told.tenant, told.workspace, told.agent)
+    wanted = blocks.announcement_id(told.ledger, agent, told.number)
+    given = carried(row["headers"]).get(_MSG_ID, "")
+    target = {
+        at: stream for stream, parts in told.targets.items() for first, last in parts for at in range(first, last + 1)
+    }
+    return {
+        "problem": "" if given == wanted else f"its id is {given[:60]!r}, that of block {told.number} is {wanted}",
+        "chain": chain_name(agent, told.ledger),
+        "number": told.number,
+        "previous": bytes.fromhex(told.previous),
+        "hash": blocks.announcement_hash(row["payload"]),
+        "state": bytes.fromhex(told.state),
+        "confirmed_block": told.confirmed.block,
+        "confirmed": [{"stream": one, "sequence": at} for one, at in told.confirmed.streams.items()],
+        "settled": [_settled(*one) for one in told.settled],
+        "effects": [{"id": one, "target": target.get(at)} for at, one in enumerate(told.effects)],
+        "inputs": [_inputs(agent, one) for one in told.inputs],
+    }
+
+
+def _settled(stream: str, created: str, up_to: int) -> dict[str, Any]:
+    _, created_ns, incarnation = lifetime_of(stream, created)
+    return {"stream": stream, "created_ns": created_ns, "incarnation": incarnation, "up_to": up_to}
+
+
+def _inputs(agent: str, one: Inputs) -> dict[str, Any]:
+    stream, created_ns, incarnation = lifetime_of(one.stream, one.created)
+    claims = [
+        {"outcome": outcome.value, "first": first, "last": last}
+        for outcome in Outcome
+        for first, last in getattr(one, outcome.value)
+    ]
+    return {
+        "stream": stream,
+        "created_ns": created_ns,
+        "incarnation": incarnation,
+        "consumer": one.consumer,
+        "filters": sorted(one.filters),
+        "start": one.start,
+        "sum": bytes.fromhex(one.sum),
+        "count": sum(claim["last"] - claim["first"] + 1 for claim in claims),
+        "claims": claims,
+        "listed_state": _listed_state(agent, one) if one.listed else None,
+    }
+
+
+def _listed_state(agent: str, one: Inputs) -> bytes:
+    """What inputs of a work queue add to the state; empty when the block does not say enough."""
+    if not one.subjects:
+        return b""
+    outcome_of = {
+        at: outcome
+        for outcome in blocks.COUNTED
+        for first, last in getattr(one, outcome.value)
+        for at in range(first, last + 1)
+    }
+    subjects = one.subjects if len(one.subjects) > 1 else one.subjects * len(one.listed)
+    return blocks.add(
+        blocks.NO_STATE,
+        [
+            blocks.element(agent, identity, subject, outcome_of[sequence], bytes.fromhex(digest))
+            for (sequence, identity, digest), subject in zip(one.listed, subjects, strict=True)
+            if sequence in outcome_of
+        ],
+    )
+
+
+def walk_chains(holes: Mapping[str, Hole]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Over blocks in order: `rules.walk`."""
+
+    def work(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        links = (Link(*row) for batch in found for row in tuples(batch))
+        yield from batches(walk(links, holes), _RESULT_SCHEMA)
+
+    return work
+
+
+def tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+# ---- positions
+
+ROW = (
+    "stream string, created_ns long, incarnation int, bucket long, sequence long, at_us long, subject string, "
+    "msg_id string, identity string, digest binary, key binary, position binary"
+)
+_ROW_SCHEMA = schema_of(ROW)
+
+FACT = (
+    "stream string, created_ns long, incarnation int, bucket long, kind string, first long, last long, chain string, "
+    "number long, outcome string, key binary, digest binary"
+)
+
+REPLAYED = "Oncewire-Replay-"
+RUNTIME = ("evt.", "cmd.")
+"""Subjects whose envelopes are read with the headers of a replay alone: the others are not even brought here."""
+
+
+class Narrow:
+    """Messages as narrow rows: what silver must say of them, and for those that an agent reads, their place in sums."""
+
+    def __init__(self, readers: Mapping[Lifetime, Sequence[Reader]], families: Families = ()) -> None:
+        self._readers = readers
+        self._families = families
+        self._known: dict[tuple[Lifetime, str], tuple[bool, str]] = {}
+
+    def __call__(self, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in found:
+            yield from batches((self._row(*row) for row in tuples(batch)), _ROW_SCHEMA)
+
+    def _row(
+        self,
+        tenant: str | None,
+        stream: str,
+        created_ns: int,
+        incarnation: int,
+        sequence: int,
+        subject: str,
+        at_us: int,
+        nanos: int | None,
+        msg_id: bytes | None,
+        headers: list[dict[str, Any]] | None,
+        payload: bytes,
+    ) -> tuple[Any, ...]:
+        where = (stream, created_ns, incarnation)
+        is_read, name = self._known.get((where, subject)) or self._look_up(where, subject)
+        shown = None if msg_id is None else msg_id.decode("utf-8", "replace")
+        identity = digest = key = None
+        if name:
+            told = carried(headers)
+            if msg_id is not None:
+                told[_MSG_ID] = text(msg_id)
+            origin = ids.Origin(stream, created_ns, sequence, at_us * 1_000 + (nanos or 0))
+            place = Place(origin, subject, tenant, shown, lambda: told)
+            identity, digest, key = read_row(name, payload, place)
+        if is_read and digest is None:
+            identity, digest = "", blocks.raw_digest(payload)
+        position = blocks.position_element(stream, sequence, payload) if is_read else None
+        return (*where, (sequence - 1) // BUCKET, sequence, at_us, subject, shown, identity, digest, key, position)
+
+    def _look_up(self, where: Lifetime, subject: str) -> tuple[bool, str]:
+        is_read = any(reader.may_read(subject) for reader in self._readers.get(where, ()))
+        return self._known.setdefault((where, subject), (is_read, silver_name(subject, self._families)))
+
+
+def read_row(name: str, payload: bytes, place: Place) -> tuple[str | None, bytes | None, bytes | None]:
+    """Identity, digest and silver's key of a message; none of what breaks its contract."""
+    try:
+        read = _read_runtime(payload, place) if name == "runtime" else READERS[name](payload, place)
+    except Exception:  # silver keeps such a message in quarantine, with the reason
+        return None, None, None
+    try:
+        return read.identity, read.digest, key_of(name, place.subject, read)
+    except (Refused, ValueError):
+        return read.identity, read.digest, None
+
+
+def _read_runtime(payload: bytes, place: Place) -> Read:
+    """What the key takes, without the columns of silver."""
+    found = read_complete(payload, place.subject)
+    if found is None:
+        found = read_closely(payload, subject=place.subject, origin=place.origin, carried=place.carried())
+    is_replay = place.msg_id is not None and place.msg_id.startswith("rp.")
+    replaces = place.carried().get(names.REPLAY_REPLACES) if is_replay else None
+    told = found.envelope
+    return Read(told.tenant, told.workspace, found.identity, 0, None, None, None, None, found.digest, replaces, ())
+
+
+def check_buckets(
+    readers: Mapping[Lifetime, Sequence[Reader]],
+) -> Callable[[pa.Table, pa.Table], pa.Table]:
+    """Over rows and facts of one bucket: `rules.Bucket`."""
+
+    def work(rows: pa.Table, facts: pa.Table) -> pa.Table:
+        some = rows if rows.num_rows else facts
+        place = (some["stream"][0].as_py(), some["created_ns"][0].as_py(), some["incarnation"][0].as_py())
+        bucket = Bucket(place, some["bucket"][0].as_py(), _rows(rows), _facts(facts), readers.get(place, ()))
+        made = list(batches(bucket.check(), _RESULT_SCHEMA))
+        return pa.Table.from_batches(made, schema=_RESULT_SCHEMA)
+
+    return work
+
+
+def _rows(table: pa.Table) -> Rows:
+    def listed(name: str) -> list[Any]:
+        return list(table[name].to_pylist())
+
+    return Rows(
+        table["sequence"].to_numpy(),
+        table["at_us"].to_numpy(),
+        *(listed(name) for name in ("subject", "msg_id", "identity", "digest", "key", "position")),
+    )
+
+
+def _facts(table: pa.Table) -> Facts:
+    facts = Facts([], [], [], [], {}, set())
+    names_ = ("kind", "first", "last", "chain", "number", "outcome", "key", "digest")
+    for kind, first, last, chain, number, outcome, key, digest in zip(
+        *(table[name].to_pylist() for name in names_), strict=True
+    ):
+        if kind == "silver":
+            facts.silver[first] = (key, digest)
+        elif kind == "claim":
+            facts.claims.append(Claim(chain, number, outcome, first, last))
+        elif kind == "listed":
+            facts.listed.append(Claim(chain, number, outcome, first, last))
+        elif kind == "gap":
+            facts.gaps.append((first, last))
+        elif kind == "quarantine":
+            facts.quarantined.add(first)
+        else:
+            facts.expected.append((first, last))
+    return facts
+
+
+def compare_sums(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Over parts of sums in order: `rules.compare`."""
+    parts = (Part(*row) for batch in found for row in tuples(batch))
+    yield from batches(chained(compare(parts)), _RESULT_SCHEMA)
