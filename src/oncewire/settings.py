@@ -182,6 +182,9 @@ class Settings:
     master: str = setting("local[*]", "pipeline.master", "ONCEWIRE_SPARK_MASTER", "Where Spark runs.")
     pipeline_trigger_ms: int = number(5_000, "pipeline.trigger_ms", "How often each stream is read.", 100, 3_600_000)
     pipeline_keep_every_s: int = number(600, "pipeline.keep_every_s", "How often files are put together.", 1, 2**31)
+    pipeline_gold_every_s: int = number(
+        60, "pipeline.gold_every_s", "How often gold is computed anew while the pipeline runs.", 1, 2**31
+    )
     pipeline_retention_hours: int = number(168, "pipeline.retention_hours", "Replaced files go after this.", 1, 2**20)
 
     ledger_keep_s: int = setting(

@@ -1,7 +1,7 @@
-"""The pipeline: streams into bronze, bronze into silver, and the keeping of the lake, in one driver.
+"""The pipeline: streams into bronze, bronze into silver, silver into gold, and the keeping of the lake, in one driver.
 
-Bronze is one Structured Streaming query per stream. Silver and housekeeping take turns in this loop, so there is one
-writer of each table. A stop lets each query end its batch and this loop its own.
+Bronze is one Structured Streaming query per stream. Silver, gold and housekeeping take turns in this loop, so there is
+one writer of each table. A stop lets each query end its batch and this loop its own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncewire.errors import OncewireError
 from oncewire.pipeline.decode import Families
 from oncewire.pipeline.deriving import Batch, Silver
+from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
@@ -47,6 +48,7 @@ class Pipeline:
         *,
         families: Families = (),
         keeping: Keeping,
+        gold: Gold | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
         self._lake = lake
@@ -54,11 +56,12 @@ class Pipeline:
         self._streams = Streams(reads.access)
         self.readings = [Reading(spark, lake, name, reads, self._streams, tell) for name in streams]
         self._silver = Silver(spark, lake, families)
+        self._gold = gold
         self._keeper = Keeper(spark, lake, keeping)
         self._states: dict[str, Any] = {}
 
     def once(self, stop: threading.Event) -> None:
-        """Everything that is there now: bronze, then silver, then the keeping."""
+        """Everything that is there now: bronze, then silver, then gold, then the keeping."""
         self._lake.check_partitions(BRONZE)
         try:
             waiting = list(self.readings)
@@ -77,6 +80,8 @@ class Pipeline:
         while not stop.is_set() and self._derive():
             pass
         if not stop.is_set():
+            if self._gold is not None:
+                self._gold.refresh(self._silver.done())
             self._keeper.keep(self._silver.done())
 
     def _stop_at_last(self, reading: Reading) -> None:
@@ -92,6 +97,8 @@ class Pipeline:
                     reading.look(time.monotonic())
                 self._note()
                 if not self._derive():
+                    if self._gold is not None:
+                        self._gold.refresh_sometimes(self._silver.done())
                     self._keeper.keep_sometimes(self._silver.done(), time.monotonic())
                     stop.wait(TICK_S)
         finally:

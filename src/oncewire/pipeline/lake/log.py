@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote
 
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
@@ -121,6 +121,12 @@ class Lake:
         ]
         self._write(handle, table, adds, [Transaction(app, version)], facts or {})
 
+    def replace(self, handle: DeltaTable, table: Table, written: Sequence[Written], app: str, version: int) -> None:
+        """Put files in the place of all that the table held, and move the transaction id, in one version."""
+        now_ms = time.time_ns() // 1_000_000
+        adds = [AddAction(one.path, one.size_bytes, {}, now_ms, True, one.stats) for one in written]
+        self._write(handle, table, adds, [Transaction(app, version)], {}, mode="overwrite")
+
     def rewrite(self, handle: DeltaTable, table: Table, old: Sequence[Added], new: Sequence[Written]) -> None:
         """Put files in the place of others that hold the same rows."""
         now_ms = time.time_ns() // 1_000_000
@@ -134,7 +140,13 @@ class Lake:
         self._write(handle, table, actions, [], {})
 
     def _write(
-        self, handle: DeltaTable, table: Table, actions: list[Any], moved: list[Transaction], facts: dict[str, Any]
+        self,
+        handle: DeltaTable,
+        table: Table,
+        actions: list[Any],
+        moved: list[Transaction],
+        facts: dict[str, Any],
+        mode: Literal["append", "overwrite"] = "append",
     ) -> None:
         properties = CommitProperties(
             custom_metadata={FACTS: json.dumps(facts)}, max_commit_retries=COMMIT_RETRIES_MAX, app_transactions=moved
@@ -143,7 +155,7 @@ class Lake:
         with translated(table.name):
             handle.create_write_transaction(
                 actions,
-                "append",
+                mode,
                 handle.schema(),
                 partition_by=handle.metadata().partition_columns,
                 commit_properties=properties,
