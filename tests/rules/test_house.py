@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import oncewire
+from oncewire import pipeline
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "oncewire"
@@ -30,6 +31,11 @@ CLOCK = {"now", "utcnow", "today"}
 PUBLIC = [
     "Agent", "BrokerClient", "Client", "connect", "Context", "Effect", "ensure_consumers", "GatewayClient",
     "init_streams", "MessageEnvelope", "RealtimeEnvelope", "Retry", "RuntimeEnvelope", "SyncBrokerClient", "Terminate",
+]  # fmt: skip
+PIPELINE = [
+    "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_silver", "audit_sums",
+    "backlog", "blocks", "bronze", "consumers", "dead_letters", "health", "JetStreamSource", "lineage", "read_table",
+    "silver", "spark_session", "usage",
 ]  # fmt: skip
 
 
@@ -96,6 +102,12 @@ def test_the_public_names_are_these() -> None:
     """A name that is added or taken away is a decision, not an accident."""
     assert PUBLIC == sorted(oncewire.__all__, key=str.lower)
     assert all(getattr(oncewire, name) is not None for name in oncewire.__all__)
+
+
+def test_the_public_names_of_the_pipeline_are_these() -> None:
+    """For a job of your own: the source, the steps of the lake, the tables of gold, the audits."""
+    assert PIPELINE == sorted(pipeline.__all__, key=str.lower)
+    assert all(callable(getattr(pipeline, name)) for name in pipeline.__all__)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

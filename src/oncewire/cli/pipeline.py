@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -15,19 +16,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncewire import topology
-from oncewire.cli import face
+from oncewire.cli import audits, face
 from oncewire.cli.board import Board
 from oncewire.contracts.catalog import Family
 from oncewire.errors import OncewireError, Refused
 from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from oncewire.pipeline.decode import Families
     from oncewire.pipeline.lake.log import Lake
     from oncewire.pipeline.run import Told
 
 SETTINGS = ("data", "lake", "nats_url", "topology_files")
-RUN_SETTINGS = (*SETTINGS, "master", "pipeline_trigger_ms", "pipeline_keep_every_s", "pipeline_retention_hours")
+INTERVALS = ("pipeline_trigger_ms", "pipeline_gold_every_s", "pipeline_keep_every_s", "pipeline_retention_hours")
+RUN_SETTINGS = (*SETTINGS, "master", *INTERVALS)
 
 
 @click.group()
@@ -38,7 +42,13 @@ def pipeline() -> None:
     Examples:
       oncewire pipeline run --once
       oncewire pipeline status
+      oncewire pipeline audit
+      oncewire pipeline report --out report.html
     """
+
+
+pipeline.add_command(audits.audit)
+pipeline.add_command(audits.report)
 
 
 @pipeline.command()
@@ -150,6 +160,7 @@ def _standing(settings: Settings, lake: Lake) -> dict[str, Any]:
         "left_out": left_out,
         "bronze_version": lake.open(BRONZE).version() if lake.exists(BRONZE) else -1,
         "silver_has": standing.silver_has(lake),
+        "audit": audits.last(lake.path),
         "tables": [asdict(one) for one in standing.tables(lake)],
     }
 
@@ -169,6 +180,8 @@ def _print(told: dict[str, Any]) -> None:
     for name in told["left_out"]:
         click.echo(f"  {name:<20} left out: a work queue, whose inputs come with the ledger's blocks")
     click.echo(f"  silver has version {told['silver_has']} of bronze's {told['bronze_version']}")
+    if told["audit"]:
+        click.echo(f"  audited {told['audit']['at']}: {audits.word(told['audit'])}")
     for one in told["tables"]:
         size = one["size_bytes"] / (1 << 20)
         click.echo(f"  {one['name']:<20} {one['rows']:>14,} rows  {one['files']:>6,} files  {size:>10,.1f} MiB")
@@ -197,6 +210,14 @@ def lake_of(settings: Settings, partition_by: str = "") -> Lake:
 
     path = Path(settings.lake).expanduser() if settings.lake else settings.data / "lake"
     return Lake(path, partition_by=partition_by)
+
+
+def session(settings: Settings) -> SparkSession:
+    """Spark for a command. On one machine a shuffle has a few parts per core: Spark's own 200 are for a cluster."""
+    from oncewire.pipeline.session import spark_session
+
+    parts = {"spark.sql.shuffle.partitions": 2 * (os.cpu_count() or 1)} if settings.master.startswith("local") else {}
+    return spark_session(settings.master, spark_ui_enabled=False, spark_log_level="ERROR", **parts)
 
 
 def declared(settings: Settings) -> tuple[list[str], list[str]]:
@@ -238,11 +259,11 @@ def _run(
     accepted: Sequence[str],
     as_json: bool,
 ) -> None:
+    from oncewire.pipeline.gold.refresh import Gold
     from oncewire.pipeline.lake import hold
     from oncewire.pipeline.lake.keep import Keeping
     from oncewire.pipeline.reading import Reads
     from oncewire.pipeline.run import Pipeline
-    from oncewire.pipeline.session import spark_session
 
     names, queues = declared(settings)
     unknown = [name for name in (*chosen, *accepted) if name not in names]
@@ -253,7 +274,7 @@ def _run(
     with hold.held(lake.path, what="oncewire pipeline run", since=_now()), stopping() as stop:
         board.line(f"lake {lake.path}, from {mask_url(settings.nats_url)}; left out: {', '.join(queues) or 'none'}")
         board.event("starting", lake=str(lake.path), streams=names, left_out=queues)
-        spark = spark_session(settings.master, spark_ui_enabled=False, spark_log_level="ERROR")
+        spark = session(settings)
         stop.listen()  # Spark has set handlers of its own
         try:
             pipeline = Pipeline(
@@ -262,6 +283,7 @@ def _run(
                 chosen or names,
                 Reads(access_of(settings), settings.pipeline_trigger_ms / 1000, accepted=frozenset(accepted)),
                 families=families_of(settings),
+                gold=Gold(spark, lake, settings.pipeline_gold_every_s),
                 keeping=Keeping(settings.pipeline_keep_every_s, settings.pipeline_retention_hours),
                 tell=lambda told: _tell(board, as_json, told),
             )

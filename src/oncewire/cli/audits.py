@@ -1,0 +1,103 @@
+"""`oncewire pipeline audit` and `report`: what the lake proves, and how it looks."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from oncewire.cli import face
+from oncewire.errors import NotFound
+
+SETTINGS = ("data", "lake", "topology_files")
+
+
+@click.command()
+@click.option(
+    "--findings", "findings_max", type=click.IntRange(1, 10_000), default=200, show_default=True,
+    help="List so many at most.",
+)  # fmt: skip
+@face.setting_options(*SETTINGS, "master")
+@face.command
+def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
+    """Prove from the lake that nothing was lost, doubled or changed. The verdict is kept in gold/audits.
+
+    \b
+    Examples:
+      oncewire pipeline audit
+      oncewire pipeline audit --lake /srv/lake --json
+    \b
+    It looks at what bronze and silver have taken in and prints that cut; what lies above is pending.
+    Exit code 1 when something is wrong, with the positions and ids.
+    """
+    from oncewire.cli.pipeline import families_of, lake_of, require_spark, session
+
+    settings = face.load_here(flags).settings
+    require_spark()
+    from oncewire.pipeline.auditing import run, verdict
+    from oncewire.pipeline.tables import open_table
+
+    lake = lake_of(settings)
+    open_table(lake.path, "bronze")  # before Java starts
+    spark = session(settings)
+    try:
+        found = run.audit(spark, lake.path, families=families_of(settings), findings_max=findings_max)
+    finally:
+        spark.stop()
+    run.keep_verdict(lake.path, found)
+    if as_json:
+        face.print_json(msgspec.to_builtins(found))
+    else:
+        for line in verdict.lines(found):
+            click.echo(line)
+    if not found.is_good:
+        raise SystemExit(face.EXIT_NOT_WELL)
+
+
+def last(lake: Path) -> dict[str, Any] | None:
+    """The newest verdict, in short."""
+    from oncewire.pipeline.auditing.run import last_verdicts
+
+    for one in last_verdicts(lake):
+        at = f"{datetime.fromtimestamp(one.at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        return {"at": at, "is_good": one.is_good, "errors": one.errors, "pending": one.pending}
+    return None
+
+
+def word(told: dict[str, Any]) -> str:
+    return "good" if told["is_good"] else f"{told['errors']:,} findings: see `oncewire pipeline audit`"
+
+
+@click.command()
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("report.html"), show_default=True)
+@click.option("--run", "run_id", default="", metavar="ID", help="The run to show; else the one with most steps.")
+@click.option("--days", type=click.IntRange(1, 366), default=7, show_default=True, help="So many, up to the newest.")
+@face.setting_options(*SETTINGS)
+@face.command
+def report(*, out: Path, run_id: str, days: int, as_json: bool, **flags: Any) -> None:
+    """One HTML page about the lake: throughput, latency, dead letters, a run, audits. It loads nothing from elsewhere.
+
+    \b
+    Examples:
+      oncewire pipeline report --out report.html
+      oncewire pipeline report --run 01JCORDER --days 1
+    """
+    from oncewire.cli.pipeline import lake_of, require_lake
+
+    settings = face.load_here(flags).settings
+    require_lake()
+    from oncewire.pipeline.report.page import page
+    from oncewire.pipeline.report.read import content
+
+    lake = lake_of(settings)
+    if not lake.path.is_dir():
+        raise NotFound(f"there is no lake {lake.path}", hint="`oncewire pipeline run --once` makes one.")
+    text = page(content(lake.path, datetime.now(UTC), run=run_id, days=days))
+    out.write_text(text, "utf-8")
+    if as_json:
+        face.print_json({"out": str(out), "bytes": len(text.encode())})
+    else:
+        click.echo(f"written: {out}")

@@ -1,0 +1,1 @@
+"""The report: one HTML page about the lake that needs nothing beside itself."""
