@@ -55,6 +55,8 @@ async def test_a_room_without_messages_has_no_epoch_and_takes_whatever_comes_fir
     async with guest(url) as one:
         assert None is (await one.join(conversation))["epoch"]
         await publish(client, conversation, 7, 8)
+        again = await one.next()
+        assert ("joined", "e1") == (again["type"], again["epoch"]), "now the epoch is known"
         assert [7, 8] == await one.sequences(2)
 
 

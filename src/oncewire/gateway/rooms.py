@@ -114,7 +114,8 @@ Act = Say | Load | Fetch | Pump
 
 
 class Joining:
-    """What a client asked for: `after` is None for live only. Who resumes is in the room already, and not greeted."""
+    """What a client asked for: `after` is None for live only. Who resumes is in the room already,
+    and is told the epoch only if it names none."""
 
     __slots__ = ("after", "epoch", "is_resume", "member")
 
@@ -170,6 +171,8 @@ class Room:
         """The stream was made anew or went back: nothing that is known counts, and every member is looked at again."""
         for member in self.members:
             member.epoch = member.epoch or self.epoch
+            member.held = None
+            member.fetch = 0
         self.backlog.clear()
         self._held.clear()
         self._arrived.clear()
@@ -212,7 +215,6 @@ class Room:
         """What the subject holds, up to a stream sequence: a gap in it is a gap for good."""
         acts: list[Act] = []
         arrived, self._arrived = self._arrived, []
-        joining, self._joining = self._joining, []
         self._loading = None
         if self._is_fresh:
             self._is_fresh = False
@@ -222,9 +224,12 @@ class Room:
         else:
             self._catch_up(envelopes, acts)
         self.place = max(self.place, up_to)
-        for asked in joining:
-            acts += self._enter(asked)
-        return acts + self.arrived(arrived)
+        acts += self.arrived(arrived)
+        if not self.is_loading:
+            joining, self._joining = self._joining, []
+            for asked in joining:
+                acts += self._enter(asked)
+        return acts
 
     def _catch_up(self, envelopes: Sequence[Envelope], acts: list[Act]) -> None:
         """What was read behind the last message. Unnumbered envelopes among it may have gone out already."""
@@ -266,7 +271,8 @@ class Room:
         if one.sequence <= self.last and not is_other:
             self.place = one.place
             return
-        if is_other or one.sequence != self.last + 1 or self.last == 0:
+        is_new_epoch = self.epoch is None and one.epoch is not None
+        if is_other or one.sequence != self.last + 1 or self.last == 0 or is_new_epoch:
             self._say_live(acts, together)
             self._break(one, acts, is_other)
         self._note(one)
@@ -289,9 +295,17 @@ class Room:
                     member.last = one.sequence - 1
                 elif member.last != one.sequence - 1 or _differ(member.epoch, one.epoch):
                     acts.append(self._control(member, one.sequence - 1, one.epoch))
-            elif member.phase is Phase.LIVE:
-                acts.append(self._control(member, one.sequence - 1, self.epoch))
+            elif member.phase is Phase.LIVE and one.sequence != self.last + 1:
+                acts.append(self._control(member, one.sequence - 1, one.epoch or self.epoch))
             member.is_open = False
+            acts += self._tell_epoch(member, one.epoch)
+
+    def _tell_epoch(self, member: Member, epoch: str | None) -> list[Act]:
+        """A member that came before the epoch was known learns it by a second `joined`."""
+        if epoch is None or member.epoch is not None or member.phase is Phase.WAITING:
+            return []
+        member.epoch = epoch
+        return [Say((member.write,), joined_frame(self.conversation.id, epoch, member.last))]
 
     def _hold(self, one: Envelope) -> None:
         if len(self._held) >= HELD_MAX:
@@ -328,13 +342,13 @@ class Room:
     ) -> list[Act]:
         """A connection enters, or says anew where it stands."""
         joining = Joining(member, after, epoch, is_resume)
-        if self.is_loading:
-            self._joining.append(joining)
-            return []
-        if after is not None and after > self.last:  # it may have been elsewhere, where more was known
-            self._joining.append(joining)
-            return self._load(self.last_place)
-        return self._enter(joining)
+        is_ahead = after is not None and after > self.last  # it may have been elsewhere, where more was known
+        if not self.is_loading and not is_ahead:
+            return self._enter(joining)
+        self.live.pop(member, None)
+        member.phase = Phase.WAITING
+        self._joining.append(joining)
+        return [] if self.is_loading else self._load(self.last_place)
 
     def _enter(self, joining: Joining) -> list[Act]:
         member = joining.member
@@ -347,7 +361,7 @@ class Room:
         member.last = self.last if joining.after is None else joining.after
         member.epoch = self.epoch if joining.after is None else joining.epoch
         acts: list[Act] = []
-        if not joining.is_resume:
+        if not joining.is_resume or (joining.epoch is None and self.epoch is not None):
             known = None if member.is_open else member.last
             acts.append(Say((member.write,), joined_frame(self.conversation.id, self.epoch, known)))
         wrong = self._contradiction(member)
@@ -374,7 +388,7 @@ class Room:
             else:
                 self._fall_behind(member)
                 member.place = member.fetch = 0
-                acts.append(Pump(member))
+                acts += [*self._tell_epoch(member, self.epoch), Pump(member)]
         return acts
 
     def _control(self, member: Member, up_to: int, epoch: str | None) -> Act:
@@ -408,6 +422,8 @@ class Room:
         """The next thing for a member that is behind; None when there is nothing to do for it now."""
         if member.phase is not Phase.BEHIND or member.fetch or member.is_full or member not in self.members:
             return None
+        if self._is_fresh:
+            return None  # nobody knows yet what there is
         if member.last >= self.last:
             return self._go_live(member)
         first = self._backlog_first

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from oncewire.contracts.subjects import chat_stop, chat_tokens
+from oncewire.contracts.subjects import chat_stop, chat_tokens, token
+from oncewire.errors import ContractViolation
 from oncewire.gateway.channels import Event
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope
 from oncewire.gateway.history import PAGE_MESSAGES, History, envelope_of
@@ -27,6 +28,12 @@ def sse(name: bytes, data: bytes, event_id: bytes = b"") -> bytes:
     if b"\n" in data or b"\r" in data:
         data = _LINE_END.sub(b"\ndata: ", data)
     return b"%bevent: %b\ndata: %b\n\n" % (b"id: %b\n" % event_id if event_id else b"", name, data)
+
+
+class StopBody(msgspec.Struct, frozen=True, rename="camel"):
+    """Which answer to stop; any when it names none."""
+
+    message_id: str = ""
 
 
 class Tokens:
@@ -86,7 +93,14 @@ class Tokens:
         return await self.place_to_begin(conversation, NEVER) != NEVER
 
     async def stop(self, conversation: Conversation, body: bytes, timeout_s: float) -> list[str]:
-        """Ask the producers of a conversation to stop; the messages whose writing was stopped. NoResponders when nobody
-        writes. The body may name one message: {"messageId": …}."""
-        reply = await self._client.call(chat_stop(conversation.id), body, timeout_s=timeout_s)
+        """Ask the producer of an answer to stop; the messages whose writing was stopped. NoResponders when nobody
+        writes. The body may name the message: {"messageId": …}."""
+        subject = chat_stop(conversation.id)
+        try:
+            wanted = msgspec.json.decode(body, type=StopBody) if body.strip() else StopBody()
+        except msgspec.DecodeError as wrong:
+            raise ContractViolation(str(wrong)[:200]) from None
+        if wanted.message_id:
+            subject += "." + token(wanted.message_id, "messageId")
+        reply = await self._client.call(subject, timeout_s=timeout_s)
         return msgspec.json.decode(reply.payload, type=list[str])

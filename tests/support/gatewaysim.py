@@ -1,0 +1,386 @@
+"""Rooms simulated from a seed: a stream that is published to, trimmed, made anew and put back; nodes that lag and are
+killed; clients that join, fall behind, lose their connection and resume. All orders; a failing seed replays exactly.
+
+What must hold, for every client and whatever happens:
+    each numbered message follows on the one before it (the first of a live-only join may be any)
+    an unnumbered envelope comes once, and not before the message whose sequence it carries
+    when everything has calmed down, nobody is left in silence: all have the last message
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+from oncewire.gateway.frames import Conversation, Envelope, read_envelope
+from oncewire.gateway.rooms import Act, Fetch, Load, Member, Phase, Pump, Room, Say
+
+CONVERSATION = "c"
+
+
+def stored(place: int, sequence: int, epoch: str | None, name: str, *, is_numbered: bool) -> Envelope:
+    kind = "chat.message.created" if is_numbered else "chat.stream.lifecycle"
+    told = {"version": "2024-12-01", "conversationId": CONVERSATION, "sequence": sequence}
+    body = json.dumps(told | {"event": {"type": kind, "messageId": name}}).encode()
+    envelope = read_envelope(CONVERSATION, place, body, epoch)
+    assert envelope is not None
+    return envelope
+
+
+def unframed(data: bytes) -> list[dict[str, Any]]:
+    """The messages in what was written, by the letter of RFC 6455."""
+    found = []
+    while data:
+        assert 0x81 == data[0]
+        size, at = data[1], 2
+        if size == 126:
+            size, at = int.from_bytes(data[2:4], "big"), 4
+        elif size == 127:
+            size, at = int.from_bytes(data[2:10], "big"), 10
+        found.append(json.loads(data[at : at + size]))
+        data = data[at + size :]
+    return found
+
+
+class Log:
+    """The conversation's subject, and the database behind it."""
+
+    def __init__(self) -> None:
+        self.places = 0
+        self.stored: list[Envelope] = []
+        self.made = 0
+        self.database_last = 0
+        self.epochs = 0
+        self.epoch = "000"
+        """They grow here, so that a newer one is known."""
+        self.names = 0
+        self.epoch_of: dict[str, str | None] = {}
+
+    def _name(self) -> str:
+        self.names += 1
+        return str(self.names)
+
+    @property
+    def last(self) -> int:
+        return max((one.sequence for one in self.stored if one.is_numbered), default=0)
+
+    def publish(self, sequence: int, epoch: str | None, *, is_numbered: bool = True) -> None:
+        self.places += 1
+        name = self._name()
+        self.epoch_of[name] = epoch
+        self.stored.append(stored(self.places, sequence, epoch, name, is_numbered=is_numbered))
+
+    def message(self) -> None:
+        """As the relay does: the next number; above the stream's, under a new epoch, when the two disagree."""
+        following = self.database_last + 1
+        if any(one.is_numbered and one.sequence >= following for one in self.stored):
+            self.epochs += 1
+            self.epoch = f"{self.epochs:03}"
+            following = self.last + 1
+        self.database_last = following
+        self.publish(following, self.epoch)
+
+
+class Client:
+    """One browser. It knows only what it was told."""
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+        self.node: Node | None = None
+        self.member: Member | None = None
+        self.connection = 0
+        self.last: int | None = None
+        """None until the first message of a live-only join."""
+        self.epoch: str | None = None
+        self.asked_to_resume: int | None = None
+        self.seen: set[str] = set()
+        self.is_joined = False
+
+
+class Node:
+    """One gateway node: its reader, its room, and the readings that are under way."""
+
+    def __init__(self, log: Log, backlog: int) -> None:
+        self.made = log.made
+        self.place = log.places
+        self.room: Room | None = None
+        self.backlog = backlog
+        self.work: list[Load | Fetch] = []
+        self.read: dict[Load | Fetch, tuple[list[Envelope], int]] = {}
+        """What a reading has found, and has not told yet."""
+
+
+class Simulation:
+    """Runs a number of random steps; `problems` says what was wrong."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.log = Log()
+        self.backlog = self.chance.choice([0, 1, 3, 8])
+        self.nodes = [Node(self.log, self.backlog) for _ in range(2)]
+        self.clients = [Client(n) for n in range(4)]
+        self.problems: list[str] = []
+        self.rare = self.chance.random() < 0.5
+        """Whether streams are made anew, put back and databases restored in this run."""
+
+    def run(self, steps: int) -> list[str]:
+        for _ in range(steps):
+            self._step()
+            if self.problems:
+                return self.problems
+        self._calm_down()
+        return self.problems
+
+    def _wrong(self, what: str) -> None:
+        self.problems.append(f"seed {self.seed}: {what}")
+
+    # ---- what may happen
+
+    def _step(self) -> None:
+        common = [self._publish] * 6 + [self._deliver] * 8 + [self._answer] * 6 + [self._client_acts] * 5
+        rare = [self._trim, self._kill, self._buffer, self._buffer, self._unnumbered, self._unnumbered, self._repeat]
+        if self.rare and self.chance.random() < 0.03:
+            self.chance.choice([self._make_anew, self._put_back, self._restore_database, self._skip])()
+            return
+        self.chance.choice(common + rare)()
+
+    def _publish(self) -> None:
+        for _ in range(self.chance.choice([1, 1, 1, 4])):
+            self.log.message()
+
+    def _unnumbered(self) -> None:
+        """A producer may know of a message before the stream has it."""
+        self.log.publish(max(0, self.log.database_last + self.chance.choice([-2, 0, 0, 1])), None, is_numbered=False)
+
+    def _repeat(self) -> None:
+        """At least once: a foreign publisher stores a message a second time."""
+        if self.log.last:
+            self.log.publish(self.log.last, self.log.epoch)
+
+    def _skip(self) -> None:
+        """A number that never reaches the stream."""
+        self.log.database_last += 1
+
+    def _trim(self) -> None:
+        del self.log.stored[: self.chance.randrange(len(self.log.stored) + 1)]
+
+    def _make_anew(self) -> None:
+        self.log.stored.clear()
+        self.log.places = 0
+        self.log.made += 1
+
+    def _put_back(self) -> None:
+        """Restored, or after a power cut: the end is gone, and its places are used again."""
+        lost = self.chance.randrange(1, 4)
+        for one in self.log.stored[-lost:]:
+            self.log.places = min(self.log.places, one.place - 1)
+        del self.log.stored[-lost:]
+        self.log.made += 1
+
+    def _restore_database(self) -> None:
+        self.log.database_last = max(0, self.log.database_last - self.chance.randrange(1, 4))
+
+    def _kill(self) -> None:
+        at = self.chance.randrange(len(self.nodes))
+        for client in self.clients:
+            if client.node is self.nodes[at]:
+                client.node = client.member = None
+        self.nodes[at] = Node(self.log, self.backlog)
+
+    # ---- a node
+
+    def _deliver(self) -> None:
+        """The reader of a node brings the next few."""
+        node = self.chance.choice(self.nodes)
+        if node.made != self.log.made:  # what the reader raises Corrupt for
+            node.made, node.place = self.log.made, self.log.places
+            if node.room is not None:
+                self._perform(node, node.room.restart())
+            return
+        waiting = [one for one in self.log.stored if one.place > node.place]
+        batch = waiting[: self.chance.randint(1, 5)]
+        if batch:
+            node.place = batch[-1].place
+            if node.room is not None:
+                self._perform(node, node.room.arrived(batch))
+
+    def _answer(self) -> None:
+        """The stream is read, or what was read earlier comes back."""
+        node = self.chance.choice(self.nodes)
+        if not node.work or node.room is None:
+            return
+        work = self.chance.choice(node.work)
+        if work not in node.read:
+            if node.made != self.log.made:
+                return
+            node.read[work] = self._read(node.room, work)
+            if self.chance.random() < 0.5:
+                return
+        node.work.remove(work)
+        found, end = node.read.pop(work)
+        if isinstance(work, Fetch):
+            self._perform(node, node.room.fetched(work.member, work.number, found))
+        elif node.room.is_waiting_for(work):
+            self._perform(node, node.room.loaded(found, end))
+
+    def _read(self, room: Room, work: Load | Fetch) -> tuple[list[Envelope], int]:
+        log = self.log.stored
+        if isinstance(work, Fetch):
+            member = work.member
+            above = [one for one in log if one.is_numbered and one.sequence > member.last]
+            page = [one for one in above if member.place < one.place <= room.last_place]
+            return page[: self.chance.randint(1, 3)], 0
+        end = max(work.up_to, log[-1].place if log else 0)
+        if work.after is not None:
+            return [one for one in log if one.place > work.after], end
+        numbered = [one.place for one in log if one.is_numbered][-max(1, self.backlog) :]
+        return [one for one in log if numbered and one.place >= numbered[0]], end
+
+    def _perform(self, node: Node, acts: list[Act]) -> None:
+        for act in acts:
+            if isinstance(act, Say):
+                for write in act.writes:
+                    write(act.data)
+            elif isinstance(act, Pump):
+                assert node.room is not None
+                steps = 0
+                while (step := node.room.step(act.member)) is not None:
+                    self._perform(node, [step])
+                    steps += 1
+                    assert steps < 1_000, "a member is never done"
+            else:
+                node.work.append(act)
+
+    # ---- a client
+
+    def _client_acts(self) -> None:
+        client = self.chance.choice(self.clients)
+        if client.node is None:
+            self._connect(client)
+        elif client.asked_to_resume is not None:
+            self._resume(client)
+        elif self.chance.random() < 0.2:
+            self._disconnect(client)
+        elif client.last is not None and self.chance.random() < 0.2:
+            client.asked_to_resume = max(0, client.last - self.chance.choice([0, 0, 1, 6]))
+            self._resume(client)  # it wants some messages again
+
+    def _connect(self, client: Client) -> None:
+        node = self.chance.choice(self.nodes)
+        client.node = node
+        client.connection += 1
+        client.seen = set()
+        client.asked_to_resume = None
+        client.is_joined = False
+        number = client.connection
+
+        def write(data: bytes) -> None:
+            if client.connection == number and client.node is node:
+                self._receive(client, data)
+            else:
+                self._wrong(f"client {client.name} was written to after it had left")
+
+        client.member = Member(client, write)
+        if node.room is None:
+            node.room = Room(Conversation(CONVERSATION), self.backlog)
+            self._perform(node, node.room.open())
+        is_live_only = client.last is None or self.chance.random() < 0.1
+        if is_live_only:
+            client.last = client.epoch = None
+        epoch = client.epoch if self.chance.random() < 0.9 and not is_live_only else None
+        self._perform(node, node.room.join(client.member, client.last, epoch))
+
+    def _disconnect(self, client: Client) -> None:
+        assert client.node is not None
+        assert client.node.room is not None
+        assert client.member is not None
+        client.node.room.leave(client.member)
+        client.node = client.member = None
+
+    def _resume(self, client: Client) -> None:
+        """After REST: the history up to there is known from elsewhere."""
+        assert client.node is not None
+        assert client.node.room is not None
+        assert client.member is not None
+        client.last, client.asked_to_resume = client.asked_to_resume, None
+        acts = client.node.room.join(client.member, client.last, client.epoch, is_resume=True)
+        self._perform(client.node, acts)
+
+    def _buffer(self) -> None:
+        """A client's buffer is full, or has been taken."""
+        client = self.chance.choice(self.clients)
+        if client.node is None or client.node.room is None or client.member is None:
+            return
+        if client.member.is_full:
+            self._perform(client.node, client.node.room.drained(client.member))
+        else:
+            client.node.room.full(client.member)
+
+    def _receive(self, client: Client, data: bytes) -> None:
+        for frame in unframed(data):
+            if "control" in frame:
+                client.asked_to_resume = frame["control"]["upToSequence"]
+                client.epoch = frame["control"]["epoch"]
+            elif frame.get("type") == "joined":
+                client.epoch = frame["epoch"] or client.epoch
+                client.is_joined = True
+            elif client.asked_to_resume is not None:
+                self._wrong(f"client {client.name} got {frame['sequence']} while it was asked to resume")
+            elif not client.is_joined:
+                self._wrong(f"client {client.name} got {frame['sequence']} before it was in the room")
+            elif frame["event"]["type"] == "chat.message.created":
+                self._numbered(client, frame)
+            else:
+                self._other(client, frame)
+
+    def _numbered(self, client: Client, frame: dict[str, Any]) -> None:
+        if client.last is not None and frame["sequence"] != client.last + 1:
+            self._wrong(f"client {client.name} got {frame['sequence']} after {client.last}")
+        epoch = self.log.epoch_of[frame["event"]["messageId"]]
+        if epoch is not None and client.epoch is not None and epoch > client.epoch:
+            self._wrong(f"client {client.name} got {frame['sequence']} of a history that it was not told of")
+        client.last = frame["sequence"]
+
+    def _other(self, client: Client, frame: dict[str, Any]) -> None:
+        name = frame["event"]["messageId"]
+        if name in client.seen:
+            self._wrong(f"client {client.name} got envelope {name} twice")
+        client.seen.add(name)
+        if client.last is not None and frame["sequence"] > client.last:
+            self._wrong(f"client {client.name} got an envelope of {frame['sequence']} before that message")
+
+    # ---- the end
+
+    def _calm_down(self) -> None:
+        """Nothing more happens but what was begun: then everybody must have the last message."""
+        self.log.message()
+        self.log.message()
+        for _ in range(300):
+            for _ in range(10):
+                self._deliver()
+                self._answer()
+            for client in self.clients:
+                if client.node is None:
+                    self._connect(client)
+                elif client.asked_to_resume is not None:
+                    self._resume(client)
+                elif client.member is not None and client.member.is_full:
+                    assert client.node.room is not None
+                    self._perform(client.node, client.node.room.drained(client.member))
+            if self.problems or self._is_calm():
+                break
+        for client in self.clients:
+            member = client.member
+            if not self.problems and not self._has_all(client):
+                phase = member.phase if member else None
+                self._wrong(f"client {client.name} is left at {client.last} of {self.log.last}, {phase}")
+
+    def _has_all(self, client: Client) -> bool:
+        is_live = client.member is not None and client.member.phase is Phase.LIVE
+        return is_live and client.last in (None, self.log.last)
+
+    def _is_calm(self) -> bool:
+        is_read = all(node.made == self.log.made and node.place >= self.log.places for node in self.nodes)
+        return is_read and not any(node.work for node in self.nodes) and all(map(self._has_all, self.clients))

@@ -1,0 +1,303 @@
+"""Tokens: from a producer over SSE, through stops, crashes, reconnects and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import oncewire
+from oncewire import tokens
+from oncewire.jetstream import Client
+from oncewire.topology import ensure
+from tests.support.gateway import chunk, guest, lifecycle, new_conversation, node, publish, running, source
+from tests.support.http import get, post, wire
+from tests.support.nats import NatsServer
+from tests.support.wait import until, within
+
+
+@pytest.fixture
+async def client(shared_server: NatsServer) -> AsyncIterator[Client]:
+    async with oncewire.connect(shared_server.url) as client:
+        await ensure(client)
+        yield client
+
+
+@pytest.fixture
+async def url(client: Client) -> AsyncIterator[str]:
+    async with node(client) as (_, url):
+        yield url
+
+
+def port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def told(stream: Any) -> str:
+    """The status of the next lifecycle event."""
+    name, data = await stream.event()
+    assert "event" == name, data
+    return str(json.loads(data)["event"]["status"])
+
+
+async def test_an_answer_streams_from_started_to_completed(client: Client, url: str) -> None:
+    conversation, saved = new_conversation(), []
+
+    async def save(text: str) -> None:
+        saved.append(text)
+
+    async with source(url, conversation) as one:
+        assert ("protocol", "2024-12-01") == await one.event()
+        async with tokens.stream(conversation, client=client, enqueue=save) as out:
+            for n in range(100):
+                await out.send(f"{n} ")
+        assert "started" == await told(one)
+        text = ""
+        while True:
+            name, data = await one.event()
+            event = json.loads(data)["event"]
+            assert ("token", out.message_id) == (name, event["messageId"])
+            text += event["token"]
+            if event.get("isFinal"):
+                break
+        assert "completed" == await told(one)
+    assert [text] == saved
+    assert " ".join(map(str, range(100))) + " " == text
+
+
+async def test_many_small_sends_become_few_chunks(client: Client) -> None:
+    conversation = new_conversation()
+    async with tokens.stream(conversation, client=client, interval_ms=50) as out:
+        for _ in range(2_000):
+            await out.send("x")
+    subject = f"chat.tokens.{conversation}"
+    found = await client.get_batch("CHAT_EVENTS", subject=subject)
+    assert 2_000 == sum(len(json.loads(one.payload)["event"]["token"]) for one in found)
+    assert len(found) < 200
+
+
+async def test_the_end_says_what_became_of_the_answer(client: Client, url: str) -> None:
+    conversation, saved = new_conversation(), []
+    async with source(url, conversation) as one:
+        await one.event()
+
+        async def fail() -> None:
+            async with tokens.stream(conversation, client=client, enqueue=saved.append) as out:
+                await out.send("half")
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail()
+        async with tokens.stream(conversation, client=client, enqueue=saved.append) as out:
+            await out.block({"why": "not allowed"})
+        statuses = []
+        while len(statuses) < 4:
+            name, data = await one.event()
+            if name == "event":
+                statuses.append(json.loads(data)["event"]["status"])
+    assert ["started", "errored", "started", "blocked"] == statuses
+    assert [] == saved
+
+
+async def test_completed_reaches_a_room_only_behind_the_message_that_it_announces(client: Client, url: str) -> None:
+    conversation = new_conversation()
+
+    class Stored:
+        sequence = 5
+
+    async with guest(url) as one:
+        await publish(client, conversation, 1, 4)
+        await one.join(conversation)
+        async with tokens.stream(conversation, client=client, last_sequence=4, enqueue=lambda text: Stored()) as out:
+            await out.send("x")
+        assert "started" == (await one.next())["event"]["status"]
+        await one.hears_nothing_more()
+        await publish(client, conversation, 5, 5)
+        assert ["chat.message.created", "chat.stream.lifecycle"] == [
+            (await one.next())["event"]["type"] for _ in range(2)
+        ]
+
+
+async def test_a_stop_ends_the_answer_with_what_was_written_and_a_disconnect_does_not(client: Client, url: str) -> None:
+    conversation, saved = new_conversation(), []
+    stop = post(f"/stream/{conversation}/stop", b"")
+    async with wire(port(url)) as web:
+        assert 404 == (await web.ask(stop)).status, "nothing runs"
+        async with source(url, conversation) as one:
+            await one.event()
+            async with tokens.stream(conversation, client=client, enqueue=saved.append) as out:
+                await out.send("first ")
+                async with source(url, conversation) as other:
+                    await other.event()
+                await out.send("second ")
+                assert not out.stopped, "a client that goes away stops nothing"
+                other_stop = post(f"/stream/{conversation}/stop", b'{"messageId": "another"}')
+                assert 404 == (await web.ask(other_stop)).status
+                answer = await web.ask(stop)
+                assert (202, [out.message_id]) == (answer.status, answer.json["stopped"])
+                await out.send("third")
+                raise AssertionError("send goes on after a stop")
+            found = ""
+            while "completed" not in found:
+                found = (await one.event())[1]
+            assert {"stopped": True} == json.loads(found)["event"]["detail"]
+    assert ["first second "] == saved
+
+
+async def test_a_new_client_gets_the_running_answer_from_its_start_and_an_ended_one_only_by_its_end(
+    client: Client, url: str
+) -> None:
+    conversation = new_conversation()
+    await client.publish_many([chunk(conversation, 0, "old"), lifecycle(conversation, "started", 0, "a1")])
+    await client.publish_many([chunk(conversation, n) for n in range(1, 4)])
+    await publish(client, conversation, 1, 3)
+    async with source(url, conversation) as one:
+        await one.event()
+        assert "started" == await told(one)
+        assert "t1 t2 t3 " == await one.tokens(3)
+        await client.publish_many([chunk(conversation, 4), lifecycle(conversation, "completed")])
+        assert "t4 " == await one.tokens(1)
+        assert "completed" == await told(one)
+    async with source(url, conversation) as late:
+        await late.event()
+        assert "completed" == await told(late)
+        await client.publish_one(chunk(conversation, 5))
+        assert "t5 " == await late.tokens(1)
+
+
+@pytest.mark.parametrize("behind", [5, 700])
+async def test_a_client_resumes_exactly_behind_its_last_event(client: Client, url: str, behind: int) -> None:
+    """Also further back than a node keeps in memory, and with other conversations in between."""
+    conversation, other = new_conversation(), new_conversation()
+    await client.publish_one(lifecycle(conversation, "started"))
+    await client.publish_one(chunk(conversation, 0))
+    async with source(url, conversation) as one:
+        await one.event()
+        assert "started" == await told(one)
+        assert "t0 " == await one.tokens(1)
+        last = one.last_id
+    mixed = [chunk(where, n) for n in range(1, behind + 1) for where in (other, conversation)]
+    await client.publish_many(mixed)
+    async with source(url, conversation, last_id=last) as again:
+        await again.event()
+        await client.publish_many([chunk(conversation, behind + 1), lifecycle(conversation, "completed")])
+        assert "".join(f"t{n} " for n in range(1, behind + 2)) == await again.tokens(behind + 1)
+        assert "completed" == await told(again)
+
+
+async def test_an_event_id_of_another_stream_means_from_the_running_answer(client: Client, url: str) -> None:
+    conversation = new_conversation()
+    await client.publish_many([lifecycle(conversation, "started"), chunk(conversation, 1)])
+    for id_ in ("17-5", "nonsense", "1-99999999999999999999999", "-", "é-1"):
+        async with source(url, conversation, last_id=id_) as one:
+            await one.event()
+            assert "started" == await told(one)
+            assert "t1 " == await one.tokens(1)
+
+
+async def test_a_killed_gateway_loses_no_token_for_a_client_that_comes_back(
+    client: Client, shared_server: NatsServer
+) -> None:
+    conversation = new_conversation()
+    with running(shared_server.url) as gateway:
+        async with source(gateway.url, conversation) as one:
+            await one.event()
+            await client.publish_many([lifecycle(conversation, "started"), chunk(conversation, 1)])
+            assert "started" == await told(one)
+            assert "t1 " == await one.tokens(1)
+            last = one.last_id
+            gateway.kill()
+            assert b"" == await within(one.reader.read())
+    await client.publish_many([chunk(conversation, n) for n in range(2, 20)])
+    with running(shared_server.url) as gateway:
+        async with source(gateway.url, conversation, last_id=last) as one:
+            await one.event()
+            assert "".join(f"t{n} " for n in range(2, 20)) == await one.tokens(18)
+
+
+PRODUCER = """
+import asyncio, sys, oncewire
+from oncewire import tokens
+async def main():
+    async with oncewire.connect(sys.argv[1]) as client:
+        async with tokens.stream(sys.argv[2], client=client) as out:
+            await out.send("begun")
+            await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_an_answer_whose_producer_died_is_begun_anew_by_the_next(
+    client: Client, url: str, shared_server: NatsServer
+) -> None:
+    conversation = new_conversation()
+    process = subprocess.Popen([sys.executable, "-c", PRODUCER, shared_server.url, conversation])
+    try:
+        async with source(url, conversation) as one:
+            await one.event()
+            assert "started" == await told(one)
+            assert "begun" == json.loads((await one.event())[1])["event"]["token"]
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            async with tokens.stream(conversation, client=client) as out:
+                await out.send("again")
+            assert "started" == await told(one)
+            assert "again" == json.loads((await one.event())[1])["event"]["token"]
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_server_that_is_killed_loses_and_doubles_no_token(server: NatsServer, tmp_path: Path) -> None:
+    conversation = new_conversation()
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        async with node(client) as (gateway, url), source(url, conversation) as one:
+            await one.event()
+
+            async def produce() -> None:
+                async with tokens.stream(conversation, client=client, interval_ms=1) as out:
+                    for n in range(300):
+                        await out.send(f"{n} ")
+                        await asyncio.sleep(0.001)
+
+            producing = asyncio.create_task(produce())
+            await until(lambda: gateway.node.place > 20)
+            server.kill()
+            server.start()
+            await within(producing)
+            text = ""
+            while True:
+                name, data = await one.event()
+                event = json.loads(data)["event"]
+                if name == "token":
+                    text += event["token"]
+                elif event["status"] == "completed":
+                    break
+            assert "".join(f"{n} " for n in range(300)) == text
+
+
+async def test_headers_keep_proxies_from_holding_back_and_let_only_known_origins_read(client: Client) -> None:
+    conversation = new_conversation()
+    async with node(client, origins=frozenset({"https://chat.example"})) as (_, url):
+        async with source(url, conversation, origin="https://chat.example") as one:
+            head = one.head.lower()
+            assert "content-type: text/event-stream" in head
+            assert "x-accel-buffering: no" in head
+            assert "cache-control: no-cache, no-transform" in head
+            assert "access-control-allow-origin: https://chat.example\r\n" in head
+            assert "access-control-allow-credentials: true" in head
+        async with source(url, conversation, origin="https://evil.example") as one:
+            assert "403" in one.head.splitlines()[0]
+            assert "access-control" not in one.head.lower()
+        async with wire(port(url)) as web:
+            preflight = get(f"/stream/{conversation}/stop", "Origin: https://chat.example").replace(b"GET", b"OPTIONS")
+            answer = await web.ask(preflight)
+            assert (204, "https://chat.example") == (answer.status, answer.headers["access-control-allow-origin"])
