@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,13 @@ import pyarrow as pa
 import pytest
 
 from oncewire.pipeline.gold import frames
-from oncewire.pipeline.tables import SILVER
+from oncewire.pipeline.gold.refresh import Gold
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.report.page import page
+from oncewire.pipeline.report.read import content
+from oncewire.pipeline.tables import GOLD, SILVER, open_table
+from tests.support.lakes import FakeAgent
+from tests.support.lakes import Lake as Made
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -153,3 +160,34 @@ def test_dead_letters_are_counted_by_cause(silver: dict[str, DataFrame]) -> None
     assert [("EVENTS", "biller_consumer", "ValueError", 1, "ValueError: no")] == listed(
         frames.dead_letters(silver), *columns
     )
+
+
+def test_gold_is_replaced_never_added_to_and_shown(spark: SparkSession, tmp_path: Path) -> None:
+    """A pass over an unchanged silver does nothing; one over a newer silver puts new rows in the place of the old."""
+    made = Made(tmp_path)
+    agent = FakeAgent(made, "biller")
+    agent.settle(agent.orders(3), effects=1)
+    made.write()
+    gold = Gold(spark, Lake(tmp_path))
+    gold.refresh(1)
+    gold.refresh(1)
+    versions = {name: open_table(tmp_path, name).version() for name in DERIVED}
+    assert {1} == set(versions.values())  # version 0 made the table
+    assert 6 == sum(row["messages"] for row in rows_of(tmp_path, "gold/health"))
+    agent.settle(agent.orders(1), effects=1)
+    made.derive()
+    made.write()
+    gold.refresh(2)
+    assert 8 == sum(row["messages"] for row in rows_of(tmp_path, "gold/health"))
+    assert 4 == sum(row["done"] for row in rows_of(tmp_path, "gold/consumers"))
+    assert 8 == len(rows_of(tmp_path, "gold/steps"))
+    shown = content(tmp_path, NOON)
+    assert [("MESHFORGE_EVENTS", 8)] == [(one.stream, one.messages) for one in shown.streams]
+    assert "MESHFORGE_EVENTS" in page(shown)
+
+
+DERIVED = [name for name in GOLD if name != "gold/audits"]
+
+
+def rows_of(lake: Path, name: str) -> list[dict[str, Any]]:
+    return open_table(lake, name).to_pyarrow_table().to_pylist()

@@ -132,10 +132,12 @@ class FakeAgent:
         self.head: Head = rules.FIRST
         self.confirmed = Confirmed(0, {})
         self.announced: list[int] = []
+        self.ordered = 0
 
     def orders(self, count: int) -> list[int]:
         """Inputs for this agent; where they stand."""
-        return [self.lake.event(f"{self.ledger.agent}-{at}", self.ledger.agent) for at in range(count)]
+        first, self.ordered = self.ordered, self.ordered + count
+        return [self.lake.event(f"{self.ledger.agent}-{at}", self.ledger.agent) for at in range(first, self.ordered)]
 
     def settle(
         self,
