@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -353,3 +354,22 @@ def test_letters_must_be_their_originals(damaged: Damaged) -> None:
     assert [(DLQ, at, at)] == damaged.at("change_a_letter", "letters", "other_bytes")
     buried = damaged.found("bury_what_is_done", "letters", "contradicted")
     assert (damaged.done["bury_what_is_done"], 1) == (buried.first, buried.block)
+
+
+def test_the_example_audits_a_lake(
+    spark: SparkSession,  # the example's own call finds it: a process has one session
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lake = Lake(tmp_path)
+    agent = FakeAgent(lake, "biller")
+    agent.settle(agent.orders(3), effects=1)
+    lake.silver = {"message": [], "realtime": []}
+    lake.derive()
+    monkeypatch.setenv("ONCEWIRE_LAKE", str(lake.write()))
+    runpy.run_path(str(EXAMPLE))
+    assert "good\nMESHFORGE_EVENTS: 6 messages\n" == capsys.readouterr().out
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "lake_audit.py"
