@@ -12,14 +12,14 @@ from oncewire.gateway.rooms import Room
 _join = Room.join
 
 
-def resumes_one_too_early(self: Room, member: Any, after: int | None, epoch: str | None) -> Any:
+def resumes_one_too_early(self: Room, member: Any, after: int | None, *rest: Any, **more: Any) -> Any:
     """Doubles the message that a client resumes behind."""
-    return _join(self, member, max(0, after - 1) if after else after, epoch)
+    return _join(self, member, max(0, after - 1) if after else after, *rest, **more)
 
 
-def forgets_to_replay(self: Room, member: Any, after: int | None, epoch: str | None) -> Any:
+def forgets_to_replay(self: Room, member: Any, after: int | None, *rest: Any, **more: Any) -> Any:
     """Leaves out what a client has missed."""
-    return _join(self, member, None if after else after, epoch)
+    return _join(self, member, None if after else after, *rest, **more)
 
 
 MUTANTS: dict[str, Callable[..., Any]] = {
