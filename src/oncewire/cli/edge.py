@@ -25,6 +25,11 @@ async def fronts(settings: Settings, *, tickets_at: str = "") -> AsyncIterator[F
         yield front
 
 
+def asks_who(settings: Settings) -> bool:
+    """Whether a credential is wanted of clients."""
+    return any((settings.auth_keys, settings.auth_issuer, settings.auth_audience, settings.auth_jwks))
+
+
 def url_of(settings: Settings, host: str, port: int) -> str:
     """Where a server of ours is found."""
     scheme = "https" if settings.http_tls_cert else "http"

@@ -13,6 +13,7 @@ import click
 from oncewire.checks import split_address
 from oncewire.cli import edge, face
 from oncewire.cli.board import Board
+from oncewire.demo import Chat
 from oncewire.errors import InvalidSetting
 from oncewire.gateway.limits import limits_of
 from oncewire.gateway.pages import Pages
@@ -21,6 +22,8 @@ from oncewire.gateway.service import Gateway
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
 
+WEB = ("oncewire.gateway", "web")
+DEMO = ("oncewire.demo", "page")
 LIMITS = [
     f"gateway_{name}"
     for name in (
@@ -78,8 +81,10 @@ async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(client: Client, settings: Settings, host: str, port: int) -> AsyncIterator[tuple[Gateway, str]]:
-    """A gateway by the settings, and its address."""
+async def serving(
+    client: Client, settings: Settings, host: str, port: int, *, chat: Chat | None = None
+) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway by the settings, and its address. With `chat` it serves the demo too."""
     async with (
         edge.fronts(settings, tickets_at="/tickets") as front,
         serving_at(
@@ -90,7 +95,8 @@ async def serving(client: Client, settings: Settings, host: str, port: int) -> A
             front=front,
             events_prefix=settings.chat_events_prefix,
             tokens_prefix=settings.chat_tokens_prefix,
-            pages=Pages("oncewire.gateway", "web"),
+            pages=Pages(WEB, DEMO) if chat else Pages(WEB),
+            extend=chat.add_to if chat else None,
             stop_s=settings.http_stop_ms_max / 1000,
         ) as running,
     ):

@@ -18,9 +18,10 @@ import click
 import oncewire
 from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire.cli import face, facts, gateway
+from oncewire.cli import edge, face, facts, gateway
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
+from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
 from oncewire.embedded.nats import Nats
 from oncewire.embedded.postgres import Postgres
@@ -127,11 +128,16 @@ async def _dead_letters(client: Client, chosen: Settings, board: Board) -> Async
 
 @contextlib.asynccontextmanager
 async def _gateway(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
-    """The realtime gateway, with its demo page."""
+    """The realtime gateway, and a chat that shows what it does; it knows no users, so not where they are asked for."""
     board.part("gateway", State.STARTING)
+    chat = None if edge.asks_who(chosen) else Chat(client, chosen.postgres_url)
+    what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
     try:
-        async with gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port) as (_, url):
-            board.part("gateway", State.READY, text=f"rooms and tokens for browsers on {url}", url=url)
+        async with (
+            chat.running() if chat else contextlib.nullcontext(),
+            gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (_, url),
+        ):
+            board.part("gateway", State.READY, text=f"{what} {url}", url=url)
             try:
                 yield
             finally:

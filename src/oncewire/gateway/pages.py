@@ -23,8 +23,8 @@ TYPES: Final = {
     ".json": "application/json",
 }
 SECURITY: Final = (
-    b"Content-Security-Policy: default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; "
-    b"base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'\r\n"
+    b"Content-Security-Policy: default-src 'self'; connect-src 'self' ws: wss: http://127.0.0.1:*; "
+    b"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'\r\n"
     b"X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-cache\r\n"
 )
 
@@ -40,11 +40,11 @@ class Page(NamedTuple):
 class Pages:
     """Files by their path in the address. `index.html` answers for its folder."""
 
-    def __init__(self, package: str, folder: str, prefix: str = "/") -> None:
+    def __init__(self, *roots: tuple[str, str]) -> None:
+        """Each root is a package and a folder in it."""
         self.pages: dict[bytes, Page] = {}
-        root = files(package).joinpath(folder)
-        if root.is_dir():
-            self._add(root, prefix)
+        for package, folder in roots:
+            self._add(files(package).joinpath(folder), "/")
 
     def _add(self, folder: Traversable, prefix: str) -> None:
         for found in folder.iterdir():

@@ -33,14 +33,20 @@ async def serving(
     tokens_prefix: str = "chat.tokens",
     archive: Archive | None = None,
     pages: Pages | None = None,
+    extend: Callable[[http.Routes], None] | None = None,
     front: Front | None = None,
     stop_s: float = STOP_S,
 ) -> AsyncIterator[Gateway]:
-    """Serve until the block ends: then clients are told to reconnect, and what waits is written."""
+    """Serve until the block ends: then clients are told to reconnect, and what waits is written.
+
+    `extend` adds routes of an application that shares the gateway's address.
+    """
     node = Node(client, limits or Limits(), events_prefix=events_prefix, tokens_prefix=tokens_prefix)
     acks, presences = Acks(client), Presences(client, node)
     gateway = Gateway(node, acks, presences)
     table = GatewayRoutes(gateway, archive=archive, pages=pages).routes()
+    if extend is not None:
+        extend(table)
     server = front(table) if front is not None else http.Server(table)
     gateway.server = server
     try:
