@@ -42,6 +42,8 @@ class Acks:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._waiting: dict[str, Acked] = {}
+        self._going: dict[str, Acked] = {}
+        """Being written: no longer waiting, and not yet in the bucket."""
         self._wake = asyncio.Event()
         self.written = 0
 
@@ -70,9 +72,9 @@ class Acks:
         key = self._key(socket, conversation_id)
         if not key:
             return Acked()
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            return waiting
+        known = self._waiting.get(key) or self._going.get(key)
+        if known is not None:
+            return known
         entry = await self._client.kv(BUCKET).get(key)
         return msgspec.json.decode(entry.value, type=Acked) if entry is not None else Acked()
 
@@ -95,6 +97,7 @@ class Acks:
         going, self._waiting = self._waiting, {}
         if not going:
             return
+        self._going |= going
         messages = [Outgoing(f"$KV.{BUCKET}.{key}", msgspec.json.encode(acked)) for key, acked in going.items()]
         try:
             outcomes = await self._client.publish_many(messages)
@@ -107,5 +110,7 @@ class Acks:
             else:
                 failed += 1
                 self._waiting.setdefault(key, acked)
+            if self._going.get(key) is acked:
+                del self._going[key]
         if failed:
             log.warning("%d acks of clients wait to be written", failed)
