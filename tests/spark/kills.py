@@ -1,4 +1,4 @@
-"""What the kill tests share: a copying driver as a process of its own, its Java and Python workers, and the proof."""
+"""What the kill tests share: drivers as processes of their own, their Java and Python workers, and the proof."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,17 +26,13 @@ few tries may all meet workers that were killed while they were idle."""
 DAEMON = "pyspark.daemon"
 
 
-class CopyJob:
-    """A driver that copies `source` into `sink`, killed by the ids of its own processes."""
+class Driver:
+    """A driver as a process of its own, killed by the ids of its own processes. It prints lines of JSON."""
 
-    def __init__(
-        self, server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = LOCAL
-    ) -> None:
-        command = [sys.executable, "-m", "tests.spark.copy_job"]
-        arguments = [master, server.url, source, sink, str(checkpoint), str(last)]
-        self._log = (checkpoint.parent / f"{checkpoint.name}.log").open("ab")
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        self._log = log.open("ab")
         self.process = subprocess.Popen(
-            [*command, *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -96,7 +92,7 @@ class CopyJob:
         return self.process.wait(STEP_S) == 0 and is_done
 
     def finish(self) -> None:
-        assert self.is_finished(), "the driver ended before it was done"
+        assert self.is_finished(), f"the driver ended before it was done, see {self._log.name}"
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -104,6 +100,16 @@ class CopyJob:
         if self.process.stdout:
             self.process.stdout.close()
         self._log.close()
+
+
+class CopyJob(Driver):
+    """Copies `source` into `sink`."""
+
+    def __init__(
+        self, server: NatsServer, source: str, sink: str, checkpoint: Path, last: int, master: str = LOCAL
+    ) -> None:
+        arguments = [master, server.url, source, sink, str(checkpoint), str(last)]
+        super().__init__("tests.spark.copy_job", arguments, checkpoint.parent / f"{checkpoint.name}.log")
 
 
 @contextmanager

@@ -128,6 +128,8 @@ class Reading:
                 self._failed(error, now)
             except OncewireError as error:
                 self.state, self.error = State.STOPPED, error
+            except Exception as error:  # Spark's own, such as a worker that died while the query was planned
+                self._failed(failure(str(error), None), now)
 
     def _begin(self, is_once: bool) -> None:
         facts = self._streams.facts(self.stream)

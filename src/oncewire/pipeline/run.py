@@ -6,13 +6,14 @@ one writer of each table. A stop lets each query end its batch and this loop its
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.errors import OncewireError
+from oncewire.errors import OncewireError, Unavailable
 from oncewire.pipeline.decode import Families
 from oncewire.pipeline.deriving import Batch, Silver
 from oncewire.pipeline.gold.refresh import Gold
@@ -20,11 +21,14 @@ from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import Landed
-from oncewire.pipeline.reading import Reading, Reads, State, Streams
+from oncewire.pipeline.reading import RETRY_S, Reading, Reads, State, Streams, failure
+from oncewire.pipeline.source import JetStreamSource
 from oncewire.pipeline.tables import BRONZE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger("oncewire.pipeline")
 
 AT_ONCE_MAX: Final = 3
 """Queries that one pass runs side by side."""
@@ -51,8 +55,10 @@ class Pipeline:
         gold: Gold | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
+        spark.dataSource.register(JetStreamSource)  # else Spark looks for it once, and a worker that dies then hides it
         self._lake = lake
         self._tell = tell
+        self._failures = 0
         self._streams = Streams(reads.access)
         self.readings = [Reading(spark, lake, name, reads, self._streams, tell) for name in streams]
         self._silver = Silver(spark, lake, families)
@@ -77,8 +83,7 @@ class Pipeline:
                 stop.wait(TICK_S if running else 0)
         finally:
             self._finish()
-        while not stop.is_set() and self._derive():
-            pass
+        self.derive_all(stop)
         if not stop.is_set():
             if self._gold is not None:
                 self._gold.refresh(self._silver.done())
@@ -96,7 +101,7 @@ class Pipeline:
                 for reading in self.readings:
                     reading.look(time.monotonic())
                 self._note()
-                if not self._derive():
+                if not self._derive(stop):
                     if self._gold is not None:
                         self._gold.refresh_sometimes(self._silver.done())
                     self._keeper.keep_sometimes(self._silver.done(), time.monotonic())
@@ -104,8 +109,27 @@ class Pipeline:
         finally:
             self._finish()
 
-    def _derive(self) -> bool:
-        batch = self._silver.step()
+    def derive_all(self, stop: threading.Event) -> None:
+        """Silver of everything that bronze has."""
+        while not stop.is_set() and self._derive(stop):
+            pass
+
+    def _derive(self, stop: threading.Event) -> bool:
+        """A batch of silver; whether there may be more. What Spark fails at is tried again: a batch changes nothing
+        before it is whole."""
+        try:
+            batch = self._silver.step()
+        except OncewireError:
+            raise
+        except Exception as error:
+            found = failure(str(error), None)
+            self._failures += 1
+            if not isinstance(found, Unavailable) or self._failures > FAILURES_MAX:
+                raise found from error
+            log.warning("a batch of silver failed and is tried again: %s", found)
+            stop.wait(RETRY_S)
+            return True
+        self._failures = 0
         if batch is None:
             return False
         self._tell(batch)

@@ -1,0 +1,62 @@
+"""A pipeline to be killed: reads streams into a lake until bronze has `last` of each. Started as a process by tests.
+
+    lake_job.py <master> <url> <lake> <last> <stream> …
+
+Small batches, so that there is always one to be struck. It prints a line of JSON for what it has done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from oncewire.pipeline import spark_session
+from oncewire.pipeline.deriving import Batch
+from oncewire.pipeline.lake import hold
+from oncewire.pipeline.lake.keep import Keeping
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.landing import Landed
+from oncewire.pipeline.reading import Reads
+from oncewire.pipeline.run import Pipeline
+
+ROWS = 4_000
+
+
+def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
+    stop = threading.Event()
+    reached = dict.fromkeys(streams, 0)
+
+    def tell(told: Any) -> None:
+        if isinstance(told, Landed):
+            reached[told.span.lifetime[0]] = told.span.last
+            print(json.dumps({"landed": told.span.last, "stream": told.span.lifetime[0]}), flush=True)
+        elif isinstance(told, Batch):
+            print(json.dumps({"silver": told.last_version, "rows": told.rows_in}), flush=True)
+        else:
+            print(json.dumps({"state": told.stream, **told.shown()}), flush=True)
+        if min(reached.values()) >= int(last):
+            stop.set()
+
+    with hold.held(Path(lake), what="a pipeline to be killed", since="now"):
+        spark = spark_session(
+            master,
+            spark_ui_enabled=False,
+            spark_log_level="ERROR",
+            spark_sql_shuffle_partitions=2,
+            spark_app_name="lake",
+        )
+        reads = Reads({"url": url, "minPartitions": "2"}, trigger_s=0.2, rows_per_trigger=ROWS)
+        pipeline = Pipeline(spark, Lake(lake), streams, reads, keeping=Keeping(every_s=1.0), tell=tell)
+        print(json.dumps({"started": True}), flush=True)
+        pipeline.run(stop)
+        assert not pipeline.stopped(), pipeline.stopped()
+        pipeline.derive_all(threading.Event())
+        spark.stop()
+        print(json.dumps({"done": True}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
