@@ -16,6 +16,7 @@ BENCHMARKS = {
     "broker": "the broker: produce, cycles, batches",
     "gateway": "rooms beside the broadcast of websockets, tokens beside uvicorn",
     "spark": "the Spark source and sink beside nats-py",
+    "audit": "an audit of a whole lake",
 }
 
 
