@@ -16,7 +16,7 @@ as that and not as one with missing fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -92,14 +92,24 @@ def read_whole(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
 
     The type of the value must leave out what is empty when it is encoded, so that it never holds more than its text.
     """
-    if len(body) > BODY_BYTES_MAX:
-        return None
-    try:
-        value = decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    again = ENCODE(value)
-    return value if again == body or _strings(again) == _strings(body) else None
+    return read_all(decoder, (body,))[0]
+
+
+def read_all(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes]) -> list[T | None]:
+    """What `read_whole` gives for each. Step by step over all of them: a processor that does one thing a thousand times
+    is quicker than one that does six things, again and again."""
+    values: list[T | None] = []
+    decode = decoder.decode
+    for body in bodies:
+        try:
+            values.append(decode(body) if len(body) <= BODY_BYTES_MAX else None)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            values.append(None)
+    again = [ENCODE(value) for value in values]
+    return [
+        value if text == body or (value is not None and _strings(text) == _strings(body)) else None
+        for value, text, body in zip(values, again, bodies, strict=True)
+    ]
 
 
 def write_whole(decoder: msgspec.json.Decoder[T], value: T) -> bytes | None:

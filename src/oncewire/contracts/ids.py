@@ -86,7 +86,18 @@ def origin_id(origin: Origin) -> str:
 
 def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
     """SHA-256 over the canonical form of type and payload: whether two messages say the same."""
-    return hashlib.sha256(b'{"payload":%b,"type":%b}' % (canonical_payload, _TEXT(message_type))).digest()
+    hashed = _PAYLOAD_BEGUN.copy()
+    hashed.update(canonical_payload)
+    hashed.update(_type_ending(message_type))
+    return hashed.digest()
+
+
+_PAYLOAD_BEGUN = hashlib.sha256(b'{"payload":')
+
+
+@lru_cache(maxsize=1024)
+def _type_ending(message_type: str) -> bytes:
+    return b',"type":%b}' % _TEXT(message_type)
 
 
 def idempotency_key(message_type: str, message_id: str, payload: dict[str, object]) -> str:

@@ -6,6 +6,7 @@ service; `timestamp` is `ts`; the tenant of a MessageEnvelope is its `payload.te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
@@ -42,13 +43,31 @@ def read_input(body: bytes, *, subject: str, origin: ids.Origin, carried: Header
 
 def read_complete(body: bytes, subject: str) -> Input | None:
     """A message that needs nothing from where it stands and from what it carried: what most are. None: look closer."""
-    if _family(subject) is not catalog.Family.RUNTIME:
+    return read_all_complete((body,), (subject,))[0]
+
+
+def read_all_complete(bodies: Sequence[bytes], subjects_: Sequence[str]) -> list[Input | None]:
+    """What `read_complete` gives for each, at half the cost."""
+    places = {at: address for at, subject in enumerate(subjects_) if (address := _address(subject)) is not None}
+    found = runtime.open_all_complete([bodies[at] for at in places], list(places.values()))
+    inputs: list[Input | None] = [None] * len(bodies)
+    for at, one in zip(places, found, strict=True):
+        if one is not None:
+            envelope, written = one
+            digest = ids.content_digest(envelope.type, written)
+            inputs[at] = Input(envelope, ids.key_identity(envelope.idempotency_key), digest)
+    return inputs
+
+
+@lru_cache(maxsize=4096)
+def _address(subject: str) -> subjects.Address | None:
+    """Where a subject leads, None when its messages must be looked at closely."""
+    if catalog.family(subject) is not catalog.Family.RUNTIME:
         return None
-    found = runtime.open_complete(body, subject)
-    if found is None:
+    try:
+        return subjects.parse(subject)
+    except ContractViolation:
         return None
-    envelope, written = found
-    return Input(envelope, ids.key_identity(envelope.idempotency_key), ids.content_digest(envelope.type, written))
 
 
 def read_closely(body: bytes, *, subject: str, origin: ids.Origin, carried: Headers) -> Input:

@@ -13,6 +13,7 @@ A body that names another tenant or workspace than its subject is refused: who m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -24,8 +25,8 @@ from oncewire.contracts.codec import (
     ENCODE,
     ID_CHARS_MAX,
     Contract,
+    read_all,
     read_payload,
-    read_whole,
     refuse_repeats,
     write_closely,
     write_payload,
@@ -152,10 +153,19 @@ def open_runtime(
 
 def open_complete(body: bytes, subject: str) -> tuple[RuntimeEnvelope, bytes] | None:
     """What `open_runtime` gives, in one go, if the message needs nothing from where it stands. None: look closer."""
-    envelope = read_whole(_WHOLE, body)
-    if envelope is None or not _is_complete(envelope, subjects.parse(subject)):
-        return None
-    return envelope, canonical.of_plain(envelope.payload)
+    return open_all_complete((body,), (subjects.parse(subject),))[0]
+
+
+def open_all_complete(
+    bodies: Sequence[bytes], addresses: Sequence[subjects.Address]
+) -> list[tuple[RuntimeEnvelope, bytes] | None]:
+    """What `open_complete` gives for each; `addresses` is where their subjects lead."""
+    complete = [
+        envelope if envelope is not None and _is_complete(envelope, address) else None
+        for envelope, address in zip(read_all(_WHOLE, bodies), addresses, strict=True)
+    ]
+    written = iter(canonical.of_all_plain([envelope.payload for envelope in complete if envelope is not None]))
+    return [(envelope, next(written)) if envelope is not None else None for envelope in complete]
 
 
 def _is_complete(envelope: RuntimeEnvelope, address: subjects.Address) -> bool:

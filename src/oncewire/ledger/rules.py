@@ -43,6 +43,8 @@ from oncewire.contracts.blocks import (
     add,
     agent_name,
     announcement_hash,
+    elements,
+    position_elements,
     ranges,
     write_announcement,
 )
@@ -137,23 +139,27 @@ def unpack(data: bytes) -> Content:
 
 def identity_key(agent: str, identity: str) -> bytes:
     """`agent` is the full name. Lengths are part of what is hashed, so that no two pairs meet."""
-    text = identity.encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(_identity_head(agent) + text, digest_size=KEY_BYTES).digest()
+    hashed = _of_agent(agent).copy()
+    hashed.update(identity.encode("utf-8", "surrogatepass"))
+    return hashed.digest()
 
 
 def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
-    head = _position_head(agent, stream, created)
-    return hashlib.blake2b(b"%b%d" % (head, sequence), digest_size=KEY_BYTES).digest()
+    hashed = _of_stream(agent, stream, created).copy()
+    hashed.update(b"%d" % sequence)
+    return hashed.digest()
 
 
 @lru_cache(maxsize=256)
-def _identity_head(agent: str) -> bytes:
-    return f"i{len(agent)}:{agent}".encode("utf-8", "surrogatepass")
+def _of_agent(agent: str) -> hashlib.blake2b:
+    """What the keys of all identities of an agent begin with, hashed once."""
+    return hashlib.blake2b(f"i{len(agent)}:{agent}".encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
 
 
 @lru_cache(maxsize=256)
-def _position_head(agent: str, stream: str, created: str) -> bytes:
-    return f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}".encode()
+def _of_stream(agent: str, stream: str, created: str) -> hashlib.blake2b:
+    head = f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}"
+    return hashlib.blake2b(head.encode(), digest_size=KEY_BYTES)
 
 
 # ---- sums
@@ -174,17 +180,19 @@ def position_element(entry: Entry) -> bytes:
 
 def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
     """The positions of a block by stream and outcome."""
-    by_stream: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_stream.setdefault(entry.stream, []).append(entry)
-    return [_inputs(stream, part, sources[stream]) for stream, part in sorted(by_stream.items())]
+    streams = sorted({entry.stream for entry in entries})
+    if len(streams) == 1:
+        return [_inputs(streams[0], entries, sources[streams[0]])]
+    parts = {stream: [entry for entry in entries if entry.stream == stream] for stream in streams}
+    return [_inputs(stream, part, sources[stream]) for stream, part in parts.items()]
 
 
-def _inputs(stream: str, entries: list[Entry], source: Source) -> Inputs:
+def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
+    outcomes = [entry.outcome for entry in entries]
     by_outcome = {
         outcome: [entry.sequence for entry in entries if entry.outcome is outcome]
         for outcome in Outcome
-        if any(entry.outcome is outcome for entry in entries)
+        if outcome in outcomes
     }
     return Inputs(
         stream,
@@ -192,14 +200,14 @@ def _inputs(stream: str, entries: list[Entry], source: Source) -> Inputs:
         source.consumer,
         source.filters,
         source.start,
-        add(NO_STATE, [position_element(entry) for entry in entries]).hex(),
+        add(NO_STATE, position_elements(stream, [(entry.sequence, entry.body) for entry in entries])).hex(),
         **{outcome.value: ranges(sequences) for outcome, sequences in by_outcome.items()},
         listed=[(one.sequence, one.identity, one.digest.hex()) for one in entries] if source.is_work_queue else [],
         subjects=_listed_subjects(entries) if source.is_work_queue else [],
     )
 
 
-def _listed_subjects(entries: list[Entry]) -> list[str]:
+def _listed_subjects(entries: Sequence[Entry]) -> list[str]:
     """One for all where they are the same."""
     subjects = [entry.subject for entry in entries]
     return subjects[:1] if len(set(subjects)) == 1 else subjects
@@ -229,12 +237,15 @@ class Summed(NamedTuple):
 
 
 def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
-    name = ledger.name
-    counted = [element(name, entry) for entry in content.entries if entry.outcome in COUNTED]
+    counted = [
+        (entry.identity, entry.subject, entry.outcome, entry.digest)
+        for entry in content.entries
+        if entry.outcome in COUNTED
+    ]
     return Summed(
         inputs_of(content.entries, sources),
         [effect.id for effect in content.effects],
-        add(NO_STATE, counted),
+        add(NO_STATE, elements(ledger.name, counted)),
         targets_of(content.effects),
         [(one.stream, one.created, one.settled) for one in sources.values() if one.settled],
     )
