@@ -41,6 +41,8 @@ from oncewire.ledger.store import Appended, Attempt, Mark, Store
 
 NO_HANDLER = "no_handler"
 IDENTITY_CONFLICT = "identity_conflict"
+_TERMINAL = (Outcome.TERMINATED, Outcome.DEAD)
+"""Settled by TERM: the server tells that it was given up."""
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +62,16 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     def carried(self) -> dict[str, str]:
         """The headers of the message."""
         return self.message.headers
+
+
+class _Outcome(NamedTuple):
+    """How an input ended, before it is written."""
+
+    item: Item
+    outcome: Outcome
+    key: bytes
+    error: str
+    effects: int
 
 
 @dataclass
@@ -136,6 +148,7 @@ class GroupCommit:
         self.limits = limits
         self.sources = sources
         self.entries: list[Entry] = []
+        self._outcomes: list[_Outcome] = []
         self.sendings: list[Sending] = []
         self.delayed: list[Delayed] = []
         self.failed: list[Attempt] = []
@@ -166,9 +179,10 @@ class GroupCommit:
         """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
         waits outside are only looked up: they are claimed when it comes back."""
         self.store.begin()
-        later = [item.key for item in items if may_wait and _waits(item)]
-        claimed = [item.key or item.at_key for item in items if not (may_wait and _waits(item))]
-        found = self.store.claim(claimed, later + [item.at_key for item in items if item.key])
+        later = [item for item in items if _waits(item)] if may_wait else []
+        now = [item for item in items if not _waits(item)] if later else items
+        claimed = [item.key or item.at_key for item in now]
+        found = self.store.claim(claimed, [item.key for item in later] + [item.at_key for item in items if item.key])
         self.limits.at("claimed")
         return found
 
@@ -182,6 +196,7 @@ class GroupCommit:
 
     def _write(self, targets: dict[str, int], marks: Sequence[Mark]) -> None:
         store, out = self.store, self.out
+        self._write_entries()
         if self.failed:
             store.begun(self.failed)
         if self.ended:
@@ -193,6 +208,18 @@ class GroupCommit:
             appended: Appended = store.append(content, self.sources, self.delayed)
             out.block, out.sendings, out.announcement = appended.number, self.sendings, appended.announcement
         out.resumes += [(out.block, item.message) for item in self._twins]  # the same position twice in one batch
+
+    def _write_entries(self) -> None:
+        """What the outcomes mean for the ledger and for the inputs, step by step over all of them."""
+        outcomes, out = self._outcomes, self.out
+        self.entries = [_entry(one) for one in outcomes]
+        is_careful = self.limits.is_careful
+        self.ended += [one.item.at_key for one in outcomes if is_careful or one.item.delivery.deliveries > 1]
+        out.acks += [one.item.message for one in outcomes if one.outcome not in _TERMINAL]
+        out.terms += [(one.item.message, one.error) for one in outcomes if one.outcome in _TERMINAL]
+        for outcome in Outcome:
+            if count := sum(one.outcome is outcome for one in outcomes):
+                out.counts[outcome.value] = count
 
     def _leave(self, items: Sequence[Item]) -> None:
         self.out.left += items
@@ -253,16 +280,19 @@ class GroupCommit:
         return item.carried.get(names.REPLAY_REPLACES, "") == done.hex()
 
     def _handle(self, item: Item) -> None:
-        assert item.input is not None
-        assert item.handler is not None
-        work, handler = self._work, item.handler
+        input_, handler, work = item.input, item.handler, self._work
+        assert input_ is not None
+        assert handler is not None
         context = context_of(item, work, is_async=False)
         start, late = len(self.sendings), len(self.delayed)
         try:
-            payload = item.input.envelope.payload
-            returned = handler.run(context) if handler.every_s else handler.run(context, handler.decode(payload))
+            returned = (
+                handler.run(context)
+                if handler.every_s
+                else handler.run(context, handler.decode(input_.envelope.payload))
+            )
             if returned is not None:
-                self._add_effects(item, effects_of(returned))
+                self._add_effects(input_, effects_of(returned))
         except Exception as error:
             del self.sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
@@ -270,27 +300,24 @@ class GroupCommit:
         else:
             if work.is_open:
                 work.finish(is_good=True)  # an error here is the store's, not the handler's
-            self._now[item.key] = item.input.digest
+            self._now[item.key] = input_.digest
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
     def finish_async(self, item: Item, effects: list[Effect]) -> None:
         """An `async def` handler has returned: its effects join this commit, or raise and leave nothing."""
         start, late = len(self.sendings), len(self.delayed)
         try:
-            self._add_effects(item, effects)
+            assert item.input is not None
+            self._add_effects(item.input, effects)
         except Exception:
             del self.sendings[start:], self.delayed[late:]
             raise
-        assert item.input is not None
         self._now[item.key] = item.input.digest
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
 
-    def _add_effects(self, item: Item, effects: list[Effect]) -> None:
-        assert item.input is not None
-        if not effects:
-            return
+    def _add_effects(self, input_: Input, effects: list[Effect]) -> None:
         limits = self.limits
-        cause = Cause(limits.ledger, item.input.identity, item.input.envelope)
+        cause = Cause(limits.ledger, input_.identity, input_.envelope)
         for index, effect in enumerate(effects):
             sending = sending_of(effect, cause, index, limits.stream_of(effect.subject))
             limits.check_size(sending)
@@ -323,28 +350,22 @@ class GroupCommit:
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
-        message, delivery = item.message, item.delivery
-        if delivery.deliveries > 1 or self.limits.is_careful:
-            self.ended.append(item.at_key)
-        if item.input is not None:
-            identity, digest = item.input.identity, item.input.digest
-        else:
-            identity, digest = "", raw_digest(message.payload)
-        entry = Entry(
-            key, identity, item.subject, message.payload, message.header_raw, outcome, delivery.stream,
-            delivery.sequence, delivery.timestamp_ns, digest, effects, error,
-        )  # fmt: skip
-        self.entries.append(entry)
+        self._outcomes.append(_Outcome(item, outcome, key, error, effects))
         self._here.add(item.at_key)
-        self._count(outcome.value)
-        if outcome is Outcome.TERMINATED or outcome is Outcome.DEAD:
-            self.out.terms.append((message, error))
-        else:
-            self.out.acks.append(message)
 
     def _count(self, what: str) -> None:
         counts = self.out.counts
         counts[what] = counts.get(what, 0) + 1
+
+
+def _entry(settled: _Outcome) -> Entry:
+    item, outcome, key, error, effects = settled
+    message, at, input_ = item.message, item.delivery, item.input
+    identity, digest = (input_.identity, input_.digest) if input_ is not None else ("", raw_digest(message.payload))
+    return Entry(
+        key, identity, item.subject, message.payload, message.header_raw, outcome, at.stream, at.sequence,
+        at.timestamp_ns, digest, effects, error,
+    )  # fmt: skip
 
 
 def _waits(item: Item) -> bool:
@@ -355,9 +376,16 @@ def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
     assert item.input is not None
     input_, at = item.input, item.delivery
     return Context(
-        input_.envelope, input_.identity, item.subject, at.stream, at.sequence, at.consumer, at.deliveries, work,
-        is_async=is_async,
-    )  # fmt: skip
+        input_.envelope,
+        input_.identity,
+        item.subject,
+        at.stream,
+        at.sequence,
+        at.consumer,
+        at.deliveries,
+        work,
+        is_async,
+    )
 
 
 def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:

@@ -27,47 +27,20 @@ class Work(Protocol):
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
-class Context:
+class Context(msgspec.Struct, eq=False):
     """One per input and attempt."""
 
-    __slots__ = (
-        "_ids",
-        "_is_async",
-        "_random",
-        "_work",
-        "consumer",
-        "deliveries",
-        "envelope",
-        "identity",
-        "sequence",
-        "stream",
-        "subject",
-    )
-
-    def __init__(
-        self,
-        envelope: RuntimeEnvelope,
-        identity: str,
-        subject: str,
-        stream: str,
-        sequence: int,
-        consumer: str,
-        deliveries: int,
-        work: Work,
-        *,
-        is_async: bool,
-    ) -> None:
-        self.envelope = envelope
-        self.identity = identity
-        self.subject = subject
-        self.stream = stream
-        self.sequence = sequence
-        self.consumer = consumer
-        self.deliveries = deliveries
-        self._work = work
-        self._is_async = is_async
-        self._random: random.Random | None = None
-        self._ids = 0
+    envelope: RuntimeEnvelope
+    identity: str
+    subject: str
+    stream: str
+    sequence: int
+    consumer: str
+    deliveries: int
+    _work: Work
+    _is_async: bool
+    _random: random.Random | None = None
+    _ids: int = 0
 
     @property
     def ts(self) -> int:

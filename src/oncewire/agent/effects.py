@@ -66,10 +66,10 @@ class Cause(msgspec.Struct, frozen=True, gc=False):
 
 def effects_of(returned: object) -> list[Effect]:
     """What a handler returned, as a list; anything else is a bug of the handler."""
-    if returned is None:
-        return []
     if isinstance(returned, Effect):
         return [returned]
+    if returned is None:
+        return []
     found: list[Effect] = []
     for one in returned if isinstance(returned, list | tuple) else [returned]:
         if not isinstance(one, Effect):

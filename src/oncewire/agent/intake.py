@@ -26,7 +26,7 @@ from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.subjects import overlaps
 from oncewire.errors import NotConnected, Unavailable
-from oncewire.jetstream import Client, Pull, parse_reply
+from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
 
 FETCH_S = 0.2
@@ -63,7 +63,7 @@ class Intake:
         self.commits = commits
         self.lane = lane
         self.is_careful = is_unclean
-        self.queue: deque[tuple[list[Message], int]] = deque()
+        self.queue: deque[tuple[list[Item], int]] = deque()
         self.ready: deque[Waiting] = deque()
         self.twins: list[Waiting] = []
         handlers = [one for one in agent.handlers if any(overlaps(one.pattern, mine) for mine in opened.source.filters)]
@@ -81,7 +81,7 @@ class Intake:
     @property
     def held(self) -> int:
         """Inputs that wait or are being worked on, but for those in async handlers."""
-        waiting = sum(len(messages) for messages, _ in self.queue) + len(self.ready) + len(self.twins)
+        waiting = sum(len(items) for items, _ in self.queue) + len(self.ready) + len(self.twins)
         return waiting + sum(map(len, self.rated.values())) + len(self.working)
 
     async def run(self) -> None:
@@ -102,9 +102,9 @@ class Intake:
     def _give_back(self, pull: Pull) -> None:
         """What was not begun is offered to the others at once."""
         waiting = [*self.ready, *self.twins, *(one for rated in self.rated.values() for one in rated)]
-        messages = [message for arrived, _ in self.queue for message in arrived]
+        items = [item for arrived, _ in self.queue for item in arrived]
         with contextlib.suppress(NotConnected):
-            pull.nak([*messages, *(one.item.message for one in waiting)])
+            pull.nak([item.message for item in (*items, *(one.item for one in waiting))])
 
     # ---- taking in
 
@@ -123,10 +123,13 @@ class Intake:
             self._changed.set()
 
     def take_in(self, messages: list[Message]) -> None:
-        """What was delivered, or found in the stream after the server had given it up."""
+        """What was delivered, or found in the stream after the server had given it up. It is read at once: while a
+        commit waits for the disk, the interpreter is free."""
         if messages:
-            self.reached = max(self.reached, parse_reply(messages[-1].reply).sequence)
-            self.queue.append((messages, self.commits.keepalive.watch([one.reply for one in messages])))
+            token = self.commits.keepalive.watch([one.reply for one in messages])
+            items = self.reading.read(messages)
+            self.reached = max(self.reached, items[-1].delivery.sequence)
+            self.queue.append((items, token))
             self._changed.set()
 
     def _ask(self) -> None:
@@ -189,8 +192,8 @@ class Intake:
             items.append(item)
             tokens.append(token)
         while self.queue and (not items or len(items) + len(self.queue[0][0]) <= size):
-            messages, token = self.queue.popleft()
-            items += self._sift(self.reading.read(messages))
+            arrived, token = self.queue.popleft()
+            items += self._sift(arrived)
             tokens.append(token)
         return items, tokens
 

@@ -18,12 +18,15 @@ from oncewire.errors import ContractViolation
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
 from oncewire.jetstream.lookup import find_ids
-from oncewire.jetstream.publish import reserve_of
+from oncewire.jetstream.publish import DEAD_LETTER_RESERVE, reserve_of
 from oncewire.ledger.rules import Ledger, Sending
 from oncewire.ledger.store import Block, Mark
 
 ATOMIC_FROM = 24
 """So many waiting messages make an atomic batch cheaper than single publishes on a server that syncs always."""
+OWN_HEADERS = 256
+"""So much the id and the trace of an effect take at most."""
+SURELY_FREE = OWN_HEADERS + DEAD_LETTER_RESERVE
 RESOLVE_S = 10.0
 HALF = 0.5
 LEDGER_STREAM = "LEDGER"
@@ -72,8 +75,11 @@ class Targets:
         self.last[stream] = info["state"]["last_seq"]
 
     def check_size(self, sending: Sending) -> None:
+        connection = self._client.connection
+        if not sending.headers and len(sending.payload) <= connection.server.max_payload - SURELY_FREE:
+            return
         headers = sum(len(name) + len(value) + 4 for name, value in sending.headers.items()) if sending.headers else 0
-        self._client.connection.check_size(len(sending.payload) + headers + 256, reserve_of(sending.subject))
+        connection.check_size(len(sending.payload) + headers + OWN_HEADERS, reserve_of(sending.subject))
 
 
 def outgoing_of(sending: Sending) -> Outgoing:

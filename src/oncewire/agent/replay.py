@@ -292,8 +292,8 @@ class _Replay:
         carried = parse_headers(entry.header) if entry.header else {}
         input_ = read_input(entry.body, subject=entry.subject, origin=origin, carried=carried)
         context = Context(
-            input_.envelope, input_.identity, subject=entry.subject, stream=entry.stream, sequence=entry.sequence,
-            consumer=told.consumer, deliveries=deliveries, work=work, is_async=handler.is_async,
+            input_.envelope, input_.identity, entry.subject, entry.stream, entry.sequence, told.consumer, deliveries,
+            work, handler.is_async,
         )  # fmt: skip
         returned = handler.run(context, *([] if handler.every_s else [handler.decode(input_.envelope.payload)]))
         if handler.is_async:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,14 +54,15 @@ def _hashed(kind: str, *parts: str | int) -> str:
 
 def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:
     """`Nats-Msg-Id` of the effect number `index` of one input of an agent."""
-    text = b"%b,%b,%d]" % (_effect_head(tenant, workspace, agent), _text(identity), index)
-    return "fx." + hashlib.sha256(text).hexdigest()[:_HEX_CHARS]
+    hashed = _effects_begun(tenant, workspace, agent).copy()
+    hashed.update(b",%b,%d]" % (_text(identity), index))
+    return f"fx.{hashed.hexdigest()[:_HEX_CHARS]}"
 
 
 @lru_cache(maxsize=256)
-def _effect_head(tenant: str, workspace: str, agent: str) -> bytes:
-    """What the ids of all effects of an agent begin with: an array that is not closed yet."""
-    return _array("fx", tenant, workspace, agent)[:-1]
+def _effects_begun(tenant: str, workspace: str, agent: str) -> Any:
+    """What the ids of all effects of an agent begin with, hashed once: an array that is not closed yet."""
+    return hashlib.sha256(_array("fx", tenant, workspace, agent)[:-1])
 
 
 def input_id(tenant: str, workspace: str, subject: str, idempotency_key: str, digest: bytes) -> str:

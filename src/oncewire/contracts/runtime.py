@@ -47,28 +47,28 @@ TsMs = Annotated[int, Meta(ge=0, le=TS_MS_MAX)]
 EntityVersion = Annotated[int, Meta(ge=0, le=canonical.INT_MAX)]
 
 
-class Actor(Struct, frozen=True):
+class Actor(Struct, frozen=True, gc=False):
     """Who acted, and in what role."""
 
     id: Id
     role: Name
 
 
-class Source(Struct, frozen=True):
+class Source(Struct, frozen=True, gc=False):
     """Which agent sent it, through which adapter."""
 
     agent: Name
     adapter: Name
 
 
-class SecurityContext(Struct, frozen=True):
+class SecurityContext(Struct, frozen=True, gc=False):
     """On whose authority."""
 
     principal_id: Id
     principal_type: PrincipalType
 
 
-class RuntimeEnvelope(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RuntimeEnvelope(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A message as every handler gets it, complete."""
 
     id: Id
@@ -194,7 +194,7 @@ def encode_runtime(envelope: RuntimeEnvelope) -> bytes:
     return body
 
 
-Frame = tuple[bytes, ...]
+Frame = tuple[str, ...]
 """The text of an envelope around the eight fields that change from message to message."""
 _HOLE = msgspec.Raw(b"\0")
 """No JSON text has this byte: the encoder escapes it in strings."""
@@ -212,7 +212,7 @@ def frame(
     )  # fmt: skip
     encode_runtime(sample)
     varying = ("id", "ts", "trace_id", "span_id", "payload", "idempotency_key", "causation_id", "correlation_id")
-    return tuple(ENCODE(msgspec.structs.replace(sample, **dict.fromkeys(varying, _HOLE))).split(b"\0"))
+    return tuple(ENCODE(msgspec.structs.replace(sample, **dict.fromkeys(varying, _HOLE))).decode().split("\0"))
 
 
 def write_framed(
@@ -233,18 +233,15 @@ def write_framed(
         written = ENCODE(payload)
         if _PAYLOAD.decode(written) != payload:  # the encoder makes null of NaN, for one
             return None
-        cause = ENCODE(causation_id)
-        correlation = cause if correlation_id is causation_id else ENCODE(correlation_id)
-        name = id_.encode()
-        trace_text, span_text = trace_id.encode(), span_id.encode()
+        cause = ENCODE(causation_id).decode()
+        correlation = cause if correlation_id is causation_id else ENCODE(correlation_id).decode()
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
-    if max(len(causation_id), len(correlation_id)) > ID_CHARS_MAX:
+    if len(causation_id) > ID_CHARS_MAX or len(correlation_id) > ID_CHARS_MAX:
         return None
     p0, p1, p2, p3, p4, p5, p6, p7, p8 = around
-    body = b'%b"%b"%b%d%b"%b"%b"%b"%b%b%b"%b"%b%b%b%b%b' % (
-        p0, name, p1, ts, p2, trace_text, p3, span_text, p4, written, p5, name, p6, cause, p7, correlation, p8,
-    )  # fmt: skip
+    before = f'{p0}"{id_}"{p1}{ts}{p2}"{trace_id}"{p3}"{span_id}"{p4}'.encode()
+    body = before + written + f'{p5}"{id_}"{p6}{cause}{p7}{correlation}{p8}'.encode()
     return body if len(body) <= BODY_BYTES_MAX else None
 
 

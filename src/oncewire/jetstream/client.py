@@ -29,7 +29,7 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import codes, protocol, stored
-from oncewire.jetstream.connection import Connection, Subscription
+from oncewire.jetstream.connection import Connection, Subscription, each
 from oncewire.jetstream.fast import Ingested, publish_fast
 from oncewire.jetstream.keyvalue import KeyValue
 from oncewire.jetstream.options import DEFAULT_URL, OnChange, Options, State, parse_servers
@@ -307,7 +307,7 @@ class Client:
 
         The server refuses a subscription later than this returns: `denied` is told.
         """
-        return self.connection.subscribe(subject, deliver, queue=queue, denied=denied)
+        return self.connection.subscribe(subject, each(deliver), queue=queue, denied=denied)
 
     def unsubscribe(self, subscription: Subscription) -> None:
         self.connection.unsubscribe(subscription)
@@ -327,7 +327,7 @@ class Client:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        return self.connection.subscribe(subject, deliver, queue=queue)
+        return self.connection.subscribe(subject, each(deliver), queue=queue)
 
     async def _respond(self, handler: Callable[[Message], Awaitable[bytes]], message: Message) -> None:
         try:

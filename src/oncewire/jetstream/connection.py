@@ -26,7 +26,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -59,6 +59,8 @@ AUTH_REFUSALS_MAX = 3
 
 OnReply = Callable[[int, Message], None]
 OnMessage = Callable[[Message], None]
+OnMessages = Callable[[list[Message]], None]
+"""Gets what one read of the socket brought, in the order of arrival."""
 
 
 class Listener(Protocol):
@@ -76,7 +78,7 @@ class Subscription(msgspec.Struct, gc=False):
     sid: int
     subject: bytes
     queue: bytes
-    deliver: OnMessage
+    deliver: OnMessages
     denied: Callable[[PermissionDenied], None] | None = None
 
 
@@ -250,23 +252,29 @@ class Connection:
 
     def on_events(self, wire: Wire, events: list[Event]) -> None:
         """Hand out what one read brought. A callback that raises is a bug of ours: it must not stop the others."""
-        replies, subs, cut = self.replies, self._subs, self._inbox_len
+        replies, cut = self.replies, self._inbox_len
+        delivered: dict[int, list[Message]] = {}
         for event in events:
             try:
                 if type(event) is Message:
-                    if event.sid == INBOX_SID:
+                    sid = event.sid
+                    if sid in delivered:
+                        delivered[sid].append(event)
+                    elif sid != INBOX_SID:
+                        delivered[sid] = [event]
+                    else:
                         number = int(event.subject_raw[cut:])
                         on_reply = replies.get(number)
                         if on_reply is not None:
                             on_reply(number, event)
-                    else:
-                        sub = subs.get(event.sid)
-                        if sub is not None:
-                            sub.deliver(event)
                 else:
                     self._on_control(wire, event)
             except Exception:
                 log.exception("a handler failed on %r", type(event).__name__)
+        for sid, messages in delivered.items():
+            sub = self._subs.get(sid)
+            if sub is not None:
+                _guarded(sub.deliver, messages)
 
     def _on_control(self, wire: Wire, event: Event) -> None:
         if isinstance(event, Ping):
@@ -512,12 +520,12 @@ class Connection:
     def subscribe(
         self,
         subject: str,
-        deliver: OnMessage,
+        deliver: OnMessages,
         *,
         queue: str = "",
         denied: Callable[[PermissionDenied], None] | None = None,
     ) -> Subscription:
-        """Interest that is renewed after each reconnect. `deliver` is called in the order of arrival."""
+        """Interest that is renewed after each reconnect. With `each`, `deliver` may take message by message."""
         self.check_open()
         self._sid += 1
         encoded_queue = protocol.encode_subject(queue) if queue else b""
@@ -548,6 +556,23 @@ class Connection:
                 f"the message has {size} bytes with headers, {limit} are allowed",
                 hint="Store large content elsewhere and send its address.",
             )
+
+
+def each(deliver: OnMessage) -> OnMessages:
+    """For those who take one message at a time. One that makes them fail does not hold up the next."""
+
+    def deliver_each(messages: list[Message]) -> None:
+        for message in messages:
+            _guarded(deliver, message)
+
+    return deliver_each
+
+
+def _guarded(deliver: Callable[[Any], None], what: Message | list[Message]) -> None:
+    try:
+        deliver(what)
+    except Exception:
+        log.exception("a handler failed on what was delivered")
 
 
 def _worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:

@@ -34,6 +34,7 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import codes, protocol
+from oncewire.jetstream.connection import each
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import (
     DEAD_LETTER_RESERVE,
@@ -128,7 +129,7 @@ class _Batch:
         if not self._connection.is_ready:
             await self._connection.ready(time.monotonic() + self._timeout_s)
         frames = [self._frame(number, message) for number, message in enumerate(self._messages, start=1)]
-        sub = self._connection.subscribe((self._inbox + b".>").decode(), self._on_message)
+        sub = self._connection.subscribe((self._inbox + b".>").decode(), each(self._on_message))
         self._connection.listeners.append(self)
         try:
             await self._send(frames)

@@ -44,6 +44,7 @@ from oncewire.errors import (
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.options import State
+from oncewire.jetstream.plain import plain_frames
 from oncewire.jetstream.protocol import Message
 
 PUBLISH_TIMEOUT_S: Final = 20.0
@@ -507,14 +508,7 @@ class Publisher:
         connection = self.connection
         batch = secrets.token_hex(12)
         first = connection.take_numbers(2)
-        last = len(messages)
-        frames = []
-        for index, message in enumerate(messages, start=1):
-            extra = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {index}\r\n"
-            if index == last:
-                extra += "Nats-Batch-Commit: 1\r\n"
-            number = first + 1 if index == last else first if index == 1 else 0
-            frames.append(self._frame(message, number, extra))
+        frames = self._batch_frames(messages, batch, first)
         done: asyncio.Future[PubAck] = connection.loop.create_future()
         self._batches[first] = (done, batch, frozenset(message.subject for message in messages))
         connection.replies[first] = connection.replies[first + 1] = self._on_batch_reply
@@ -531,6 +525,19 @@ class Publisher:
         if ack.batch != batch or ack.count != len(messages):
             raise ProtocolViolation(f"a batch of {len(messages)} was confirmed as {ack.count}")
         return ack
+
+    def _batch_frames(self, messages: Sequence[Outgoing], batch: str, first: int) -> list[bytes]:
+        """The first one is answered when the batch is open, the last one commits it; nobody answers in between."""
+        last = len(messages)
+        numbers = {1: first, last: first + 1}
+        extras = [f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {at}\r\n" for at in range(1, last + 1)]
+        extras[-1] += "Nats-Batch-Commit: 1\r\n"
+        inner = plain_frames(messages[1:-1], extras[1:-1])
+        if inner is not None:
+            self.connection.check_size(inner.longest, reserve_of(messages[1].subject))
+            first_frame = self._frame(messages[0], first, extras[0])
+            return [first_frame, *inner.frames, self._frame(messages[-1], first + 1, extras[-1])]
+        return [self._frame(one, numbers.get(at, 0), extras[at - 1]) for at, one in enumerate(messages, start=1)]
 
     def _on_batch_reply(self, number: int, message: Message) -> None:
         """The first message is answered empty when the batch is open; the last one with the commit's PubAck."""

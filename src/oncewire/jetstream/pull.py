@@ -65,32 +65,62 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     consumer: str
     deliveries: int
     sequence: int
-    consumer_sequence: int
     timestamp_ns: int
-    pending: int
+    _consumer_sequence: bytes
+    _pending: bytes
+
+    @property
+    def consumer_sequence(self) -> int:
+        return _number(self._consumer_sequence)
+
+    @property
+    def pending(self) -> int:
+        return _number(self._pending)
+
+
+_CONSUMERS: dict[bytes, tuple[str, str]] = {}
+"""Stream and consumer by what the replies of their deliveries begin with."""
+_CONSUMERS_MAX: Final = 1_024
 
 
 def parse_reply(reply: bytes) -> Delivery:
     """`$JS.ACK.` stream, consumer, deliveries, stream sequence, consumer sequence, time, pending. Newer servers put
     domain and account before them and may add tokens behind."""
+    head, *tokens = reply.rsplit(b".", 5)
+    known = _CONSUMERS.get(head)
+    if known is None:
+        known, tokens = _look_closer(reply)
+    try:
+        deliveries, sequence, consumer_sequence, timestamp_ns, pending = tokens
+        return Delivery(*known, int(deliveries), int(sequence), int(timestamp_ns), consumer_sequence, pending)
+    except ValueError:
+        raise _no_delivery(reply) from None
+
+
+def _look_closer(reply: bytes) -> tuple[tuple[str, str], list[bytes]]:
+    """A reply of a consumer that was not seen before, or of a newer server: stream and consumer, and the numbers."""
     tokens = reply.split(b".")
     if len(tokens) != 9:
         tokens = tokens[:2] + tokens[4:11]
+    if len(tokens) != 9 or tokens[:2] != [b"$JS", b"ACK"] or not all(map(bytes.isdigit, tokens[4:])):
+        raise _no_delivery(reply)
     try:
-        js, ack, stream, consumer, deliveries, sequence, consumer_sequence, timestamp_ns, pending = tokens
-        if js == b"$JS" and ack == b"ACK":
-            return Delivery(
-                stream.decode(),
-                consumer.decode(),
-                int(deliveries),
-                int(sequence),
-                int(consumer_sequence),
-                int(timestamp_ns),
-                int(pending),
-            )
-    except ValueError:
-        pass
-    raise ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
+        known = (tokens[2].decode(), tokens[3].decode())
+    except UnicodeDecodeError:
+        raise _no_delivery(reply) from None
+    if reply.count(b".") == 8 and len(_CONSUMERS) < _CONSUMERS_MAX:
+        _CONSUMERS[b".".join(tokens[:4])] = known
+    return known, tokens[4:]
+
+
+def _number(token: bytes) -> int:
+    if not token.isdigit():
+        raise _no_delivery(token)
+    return int(token)
+
+
+def _no_delivery(reply: bytes) -> ContractViolation:
+    return ContractViolation(f"{reply[:80]!r} is not the reply subject of a JetStream delivery")
 
 
 def nak_verb(delay_s: float = 0.0) -> bytes:
@@ -278,18 +308,18 @@ class Pull:
         """Messages that were asked for and not fetched yet."""
         return self._owed + len(self._waiting)
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, messages: list[Message]) -> None:
         self._heard_at = time.monotonic()
-        if message.header_raw and not message.payload:
-            status, text = protocol.parse_status(message.header_raw)
-            if status:
-                self._on_status(status, text, message)
-                return
-        if self._owed:  # 0 when the request was written off and its messages came all the same
-            self._owed -= 1
-        self._waiting.append(message)
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        told = [message for message in messages if not message.payload and message.status]
+        if told:
+            messages = [message for message in messages if message.payload or not message.status]
+        # Less is owed when a request was written off and its messages came all the same.
+        self._owed = max(0, self._owed - len(messages))
+        self._waiting.extend(messages)
+        for message in told:
+            self._on_status(*protocol.parse_status(message.header_raw), message)
+        if messages:
+            self._stir()
 
     def _on_status(self, status: int, text: str, message: Message) -> None:
         if status == 100:
