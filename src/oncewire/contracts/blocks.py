@@ -26,7 +26,8 @@ LANES: Final = 8
 STATE_BYTES: Final = LANES * 8
 NO_STATE: Final = bytes(STATE_BYTES)
 NO_HASH: Final = bytes(32)
-_EVEN_LANES: Final = sum(((1 << 64) - 1) << 128 * pair for pair in range(LANES // 2))
+LANE_MASK: Final = (1 << 64) - 1
+_EVEN_LANES: Final = sum(LANE_MASK << 128 * pair for pair in range(LANES // 2))
 ANNOUNCEMENT_VERSION: Final = 1
 
 Ranges = list[tuple[int, int]]
