@@ -27,5 +27,5 @@ process.stdin.on("data", () => {
   say("position", room.position);
   tokens.close();
   client.close();
-  process.stdin.destroy();
+  process.exit(0); // the other side may take its time to close
 });

@@ -17,7 +17,7 @@ from oncewire.gateway.client import Limits, Missing, Position, Token
 from oncewire.jetstream import Client
 from tests.support.gateway import Running, chunk, lifecycle, new_conversation, node, publish
 from tests.support.nats import NatsServer
-from tests.support.wait import until, within
+from tests.support.wait import until, until_async, within
 
 QUICK = Limits(backoff_first_ms=100, backoff_most_ms=1_000)
 
@@ -68,9 +68,15 @@ async def test_what_was_acknowledged_is_not_sent_again(client: Client, url: str)
     async with GatewayClient(url, limits=QUICK) as gateway:
         room = gateway.room(conversation, resume=0, client_id="phone")
         assert [1, 2, 3] == await take(room, 3)
-    async with GatewayClient(url, limits=QUICK) as gateway:
-        room = gateway.room(conversation, resume="acked", client_id="phone")
-        assert [3, 4] == await take(room, 2)
+
+    async def resumed() -> list[int]:
+        async with GatewayClient(url, limits=QUICK) as gateway:
+            return await take(gateway.room(conversation, resume="acked", client_id="phone"), 2)
+
+    async def is_resumed() -> bool:
+        return [3, 4] == await resumed()  # the ack may still be on its way
+
+    await until_async(is_resumed, "the ack")
 
 
 async def test_messages_that_are_gone_are_told_in_their_place(client: Client, url: str) -> None:

@@ -3,6 +3,8 @@
 import { Rules } from "./rules.js";
 import { TokenStream } from "./tokens.js";
 
+const NO_CLOSE_FRAME = 1006;
+
 /** One connection to a gateway, kept up until `close`. See index.d.ts for what each option means. */
 export class GatewayClient {
   #url;
@@ -128,12 +130,14 @@ export class GatewayClient {
     const isCurrent = () => this.#socket === socket;
     socket.addEventListener("open", () => isCurrent() && this.#handle({ type: "opened" }));
     socket.addEventListener("message", ({ data }) => isCurrent() && this.#frame(data));
-    socket.addEventListener("error", () => {}); // a close follows it
-    socket.addEventListener("close", ({ code }) => {
+    const closed = (code) => {
       if (!isCurrent()) return;
       this.#socket = null;
       this.#handle({ type: "closed", code });
-    });
+    };
+    socket.addEventListener("close", ({ code }) => closed(code));
+    // Browsers tell the close right behind the error; Node 20 forgets it when nobody listens at the address.
+    socket.addEventListener("error", () => setTimeout(() => closed(NO_CLOSE_FRAME)));
   }
 
   /** Let go of a socket whose end is not waited for: a dead one may take minutes to say that it is closed. */
