@@ -298,7 +298,7 @@ async def room() -> None:
 
 async def crowd() -> None:
     ready = {"oncewire rooms": "joined", "websockets": "joined"}
-    await Compare(ready, 9_500).run("one room, 9,500 clients", "oncewire rooms", "websockets", FEW_ROUNDS)
+    await Compare(ready, 10_000).run("one room, 10,000 clients", "oncewire rooms", "websockets", FEW_ROUNDS)
 
 
 async def sse() -> None:
@@ -307,13 +307,13 @@ async def sse() -> None:
 
 
 async def rooms() -> None:
-    """Many small rooms: 950 with 10 clients each."""
-    conversations = [str(uuid.uuid4()) for _ in range(950)]
+    """Many small rooms: 1,000 with 10 clients each."""
+    conversations = [str(uuid.uuid4()) for _ in range(1_000)]
     for _ in range(FEW_ROUNDS):
         async with gateway(Gateway, conversations) as running:
-            found = await measure(running, joins(running, 9_500), "joined")
+            found = await measure(running, joins(running, 10_000), "joined")
         print(
-            f"  950 rooms of 10: {found['rate']:,.0f} deliveries/s, {found['per_cpu_s']:,.0f} per CPU-second, "
+            f"  1,000 rooms of 10: {found['rate']:,.0f} deliveries/s, {found['per_cpu_s']:,.0f} per CPU-second, "
             f"{found['idle_kb']:.1f} KB per idle connection"
         )
 
