@@ -93,6 +93,13 @@ class Settings:
     nats_token: str = setting("", "nats.token", "NATS_TOKEN", "Token for NATS.", secret=True)
     nats_creds: str = setting("", "nats.creds", "NATS_CREDS", "File with a user JWT and its nkey seed.")
     nats_nkey: str = setting("", "nats.nkey", "NATS_NKEY", "File with an nkey seed.")
+    nats_inbox_prefix: str = setting(
+        "_INBOX",
+        "nats.inbox_prefix",
+        "NATS_INBOX_PREFIX",
+        "Below it come all answers to this process; a user of least privilege has one of its own.",
+        check=is_subject_prefix,
+    )
     nats_ca: str = setting("", "nats.ca", "NATS_CA", "File with the certificate authority of the NATS servers.")
     nats_cert: str = setting("", "nats.cert", "NATS_CERT", "File with the client certificate for NATS.")
     nats_key: str = setting("", "nats.key", "NATS_KEY", "File with the key of the client certificate.")

@@ -74,6 +74,8 @@ def test_places_are_words_sequences_or_times() -> None:
         ({"nkey": "nonsense"}, "nkey"),
         ({"tlsKey": "k"}, "tlsKey needs tlsCert"),
         ({"tls": "false", "tlsCa": "ca.pem"}, "tls is false"),
+        ({"inboxPrefix": "_INBOX.>"}, "inboxPrefix"),
+        ({"inboxPrefix": ""}, "inboxPrefix"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_the_option(given: dict[str, str], named: str) -> None:

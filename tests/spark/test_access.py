@@ -8,7 +8,7 @@ from typing import Any
 import nkeys
 import pytest
 
-from oncewire.errors import AuthenticationFailed, NotConnected
+from oncewire.errors import AuthenticationFailed, NotConnected, PermissionDenied
 from oncewire.pipeline.options import Access, read_options
 from oncewire.pipeline.wire import Wire, connect
 from tests.support.jwt import Operator, make_seed
@@ -58,6 +58,14 @@ def test_nkey_inline_or_as_a_file(tmp_path: Path) -> None:
         assert works(access(server, nkey=seed))
         assert works(access(server, nkeyFile=str(tmp_path / "user.nk")))
         refused(access(server, nkey=make_seed(nkeys.PREFIX_BYTE_USER)))
+
+
+def test_answers_come_below_the_inbox_prefix_of_the_user() -> None:
+    user = 'user: "me", password: "p", permissions: { subscribe: { allow: ["_INBOX_me.>"] } }'
+    with nats_server(f"authorization {{ users: [ {{ {user} }} ] }}") as server:
+        assert works(access(server, user="me", password="p", inboxPrefix="_INBOX_me"))
+        with pytest.raises(PermissionDenied, match="_INBOX"):
+            connect(access(server, user="me", password="p"), 5.0)
 
 
 def test_credentials_inline_or_as_a_file(tmp_path: Path) -> None:

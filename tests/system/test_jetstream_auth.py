@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import stat
 from pathlib import Path
 
 import nkeys
@@ -12,6 +13,7 @@ import uvloop
 
 from oncewire.errors import AuthenticationFailed, InvalidSetting, NotConnected, PermissionDenied
 from oncewire.jetstream import Client, Options, State, connect
+from oncewire.jetstream.nkeys import ensure_key
 from oncewire.jetstream.options import tls_context
 from tests.support.jwt import Operator, make_seed
 from tests.support.nats import NatsServer, nats_server
@@ -68,6 +70,39 @@ async def test_nkey(tmp_path: Path) -> None:
             await within(connect(server.url, nkey=str(other)).open())
         with pytest.raises(AuthenticationFailed, match="cannot be read"):
             await within(connect(server.url, nkey=str(tmp_path / "missing")).open())
+
+
+async def test_a_key_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "u.nk"
+    public = ensure_key(path)
+    assert public == nkeys.from_seed(path.read_text().strip().encode()).public_key.decode()
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    assert public == ensure_key(path) != ensure_key(tmp_path / "other.nk")
+    assert {"u.nk", "other.nk"} == {one.name for one in tmp_path.iterdir()}
+    with nats_server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}") as server:
+        assert await works(connect(server.url, nkey=str(path)))
+
+
+async def test_answers_come_below_the_inbox_prefix_of_the_user() -> None:
+    user = 'user: "me", password: "p", permissions: { subscribe: { allow: ["_INBOX_me.>"] } }'
+    with nats_server(f"authorization {{ users: [ {{ {user} }} ] }}") as server:
+        assert await works(connect(server.url, user="me", password="p", inbox_prefix="_INBOX_me"))
+        with pytest.raises(PermissionDenied, match="_INBOX") as caught:
+            await within(works(connect(server.url, user="me", password="p")))
+        assert "nats.inbox_prefix" in caught.value.hint
+
+
+async def test_who_may_pull_and_not_settle_is_told_so() -> None:
+    user = 'user: "me", password: "p", permissions: { publish: { deny: ["$JS.ACK.>"] } }'
+    with nats_server(f"authorization {{ users: [ {{ {user} }} ] }}") as server:
+        async with connect(server.url, user="me", password="p") as client:
+            stream = await make_stream(client)
+            await make_consumer(client, stream)
+            await client.publish(f"{stream}.a", b"")
+            async with client.pull(stream, "c") as pull:
+                pull.ack(await within(pull.fetch()))
+                with pytest.raises(PermissionDenied, match=r"\$JS\.ACK"):
+                    await within(pull.fetch())
 
 
 async def test_creds_of_an_operators_account(tmp_path: Path) -> None:

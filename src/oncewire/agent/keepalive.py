@@ -24,6 +24,7 @@ import msgspec
 
 from oncewire.errors import OncewireError
 from oncewire.jetstream import Client, Options
+from oncewire.jetstream.options import DEFAULT_INBOX_PREFIX
 from oncewire.jetstream.protocol import encode_acks
 from oncewire.jetstream.pull import IN_PROGRESS
 
@@ -39,6 +40,7 @@ class Settings(msgspec.Struct):
     token: str = ""
     creds: str = ""
     nkey: str = ""
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX
 
 
 class KeepAlive:
@@ -79,7 +81,7 @@ class KeepAlive:
             start_new_session=True,
         )
         o = self._options
-        settings = Settings(o.servers, o.user, o.password, o.token, o.creds, o.nkey)
+        settings = Settings(o.servers, o.user, o.password, o.token, o.creds, o.nkey, o.inbox_prefix)
         self._write(msgspec.json.encode(settings) + b"\n")
 
     def watch(self, replies: list[bytes]) -> int:
@@ -139,6 +141,7 @@ async def _serve(reader: asyncio.StreamReader) -> None:
         token=settings.token,
         creds=settings.creds,
         nkey=settings.nkey,
+        inbox_prefix=settings.inbox_prefix,
     )
     held: dict[bytes, _Held] = {}
     client = Client(options)

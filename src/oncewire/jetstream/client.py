@@ -32,7 +32,7 @@ from oncewire.jetstream import codes, protocol, stored
 from oncewire.jetstream.connection import Connection, Subscription, each
 from oncewire.jetstream.fast import Ingested, publish_fast
 from oncewire.jetstream.keyvalue import KeyValue
-from oncewire.jetstream.options import DEFAULT_URL, OnChange, Options, State, parse_servers
+from oncewire.jetstream.options import DEFAULT_INBOX_PREFIX, DEFAULT_URL, OnChange, Options, State, parse_servers
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import PUBLISH_TIMEOUT_S, Outcome, Outgoing, PubAck, Publisher
 from oncewire.jetstream.pull import Pull
@@ -399,6 +399,7 @@ def connect(
     token: str = "",
     creds: str = "",
     nkey: str = "",
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX,
     tls: ssl.SSLContext | None = None,
     connect_timeout_s: float = 5.0,
     ping_interval_s: float = 20.0,
@@ -413,6 +414,7 @@ def connect(
         token=token,
         creds=creds,
         nkey=nkey,
+        inbox_prefix=inbox_prefix,
         tls=tls,
         connect_timeout_s=connect_timeout_s,
         ping_interval_s=ping_interval_s,

@@ -55,7 +55,7 @@ FLUSH_BYTES = 64 * 1024
 MOVE_WAIT_S = 2.0
 CLOSE_WAIT_S = 1.0
 AUTH_REFUSALS_MAX = 3
-"""So many rounds in which a server refused the credentials, and a reconnecting client gives up."""
+"""So many rounds in which a server refused the credentials or the inbox, and a reconnecting client gives up."""
 
 OnReply = Callable[[int, Message], None]
 OnMessage = Callable[[Message], None]
@@ -94,7 +94,7 @@ class Connection:
         self.reconnects = 0
         self.listeners: list[Listener] = []
         self.replies: dict[int, OnReply] = {}
-        self.inbox = b"_INBOX." + secrets.token_hex(11).encode() + b"."
+        self.inbox = protocol.encode_subject(f"{options.inbox_prefix}.{secrets.token_hex(11)}") + b"."
         self._inbox_len = len(self.inbox)
         self._number = 0
         self._sid = INBOX_SID
@@ -223,7 +223,7 @@ class Connection:
     async def _attach(self, server: str) -> None:
         """One attempt at one server, bounded in time. Leaves no socket behind when it fails."""
         wire = Wire(self)
-        await greet(wire, server, self.options)
+        await greet(wire, server, self.options, protocol.encode_sub(self.inbox + b"*", INBOX_SID))
         self._adopt(wire, server)
 
     def _adopt(self, wire: Wire, server: str) -> None:
@@ -237,8 +237,7 @@ class Connection:
         self._is_moving = False
         self._is_writable = True
         self._learn(self.server)
-        subs = [protocol.encode_sub(self.inbox + b"*", INBOX_SID)]
-        subs += [protocol.encode_sub(sub.subject, sub.sid, sub.queue) for sub in self._subs.values()]
+        subs = [protocol.encode_sub(sub.subject, sub.sid, sub.queue) for sub in self._subs.values()]
         self._out[:] = subs
         self._out_bytes = sum(map(len, subs))
         self._flush()
@@ -316,7 +315,7 @@ class Connection:
     def _on_error(self, wire: Wire, text: str) -> None:
         low = text.lower()
         if low.startswith("permissions violation"):
-            self._on_denied(text)
+            self._on_denied(wire, text)
             return
         wire.error = text
         log.warning("nats says: %s", text)
@@ -329,14 +328,18 @@ class Connection:
         if not wire.greeted.done():
             wire.greeted.set_exception(error)
 
-    def _on_denied(self, text: str) -> None:
-        """The connection stays; only who used that subject is told."""
+    def _on_denied(self, wire: Wire, text: str) -> None:
+        """The connection stays; only who used that subject is told. Without an inbox no answer is ever heard, and there
+        is no connection."""
+        if not wire.greeted.done():
+            prefix = self.options.inbox_prefix
+            hint = f"Let this user subscribe to {prefix}.>, or set nats.inbox_prefix to what it may subscribe to."
+            wire.greeted.set_exception(PermissionDenied(text, hint=hint))
+            return
         log.warning("nats says: %s", text)
         subject = text.split('"')[1] if text.count('"') >= 2 else ""
         error = PermissionDenied(text, hint="Give this user the permission, or use another subject.")
         if "subscription" in text.lower():
-            if subject.encode() == self.inbox + b"*":  # without it no answer is ever heard
-                self._shut(error.message, PermissionDenied(text, hint="Let this user subscribe to _INBOX.>."))
             for sub in list(self._subs.values()):
                 if sub.subject.decode() == subject and sub.denied is not None:
                     sub.denied(error)
@@ -377,7 +380,7 @@ class Connection:
             for server in self._servers.in_order():
                 try:
                     await self._attach(server)
-                except AuthenticationFailed as error:
+                except (AuthenticationFailed, PermissionDenied) as error:
                     refused = error
                     log.warning("nats %s: %s", address_of(server), error.message)
                 except OncewireError as error:
@@ -578,8 +581,8 @@ def _guarded(deliver: Callable[[Any], None], what: Message | list[Message]) -> N
 def _worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:
     """What to tell of a connect that failed everywhere: refused credentials say more than a refused socket."""
     for address, error in problems:
-        if isinstance(error, AuthenticationFailed):
-            return AuthenticationFailed(f"{address}: {error.message}", hint=error.hint)
+        if isinstance(error, AuthenticationFailed | PermissionDenied):
+            return type(error)(f"{address}: {error.message}", hint=error.hint)
     told = "; ".join(f"{address}: {error.message}" for address, error in problems)
     hint = next((error.hint for _, error in problems if error.hint), "")
     return NotConnected(

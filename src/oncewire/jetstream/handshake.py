@@ -1,5 +1,5 @@
-"""The first words on a socket: INFO, TLS when either side wants it, CONNECT with credentials, and the PONG that means
-yes. Bounded in time; a handshake that fails leaves no socket behind.
+"""The first words on a socket: INFO, TLS when either side wants it, CONNECT with credentials, the subscription for
+answers, and the PONG that means yes to both. Bounded in time; a handshake that fails leaves no socket behind.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from oncewire.jetstream.wire import ServerInfo, Wire
 from oncewire.version import VERSION
 
 
-async def greet(wire: Wire, server: str, options: Options) -> None:
-    """Connect the wire to a server that takes us, or raise why it did not come to that."""
+async def greet(wire: Wire, server: str, options: Options, subscription: bytes) -> None:
+    """Connect the wire to a server that takes us and lets us hear its answers, or raise why it did not come to that."""
     try:
         async with asyncio.timeout(options.connect_timeout_s):
-            await _greet(wire, server, options)
+            await _greet(wire, server, options, subscription)
     except TimeoutError:
         wire.abort()
         raise Unavailable(f"no answer within {options.connect_timeout_s} s") from None
@@ -35,7 +35,7 @@ async def greet(wire: Wire, server: str, options: Options) -> None:
         raise
 
 
-async def _greet(wire: Wire, server: str, options: Options) -> None:
+async def _greet(wire: Wire, server: str, options: Options, subscription: bytes) -> None:
     loop = wire.owner.loop
     host, port = host_and_port(server)
     if options.tls_first:
@@ -48,7 +48,7 @@ async def _greet(wire: Wire, server: str, options: Options) -> None:
     if (wants_tls or info.tls_required) and not options.tls_first:
         await _secure(wire, host, info, options)
     assert wire.transport is not None
-    wire.transport.write(_hello(server, info, options) + protocol.PING)
+    wire.transport.write(_hello(server, info, options) + subscription + protocol.PING)
     await wire.greeted
 
 

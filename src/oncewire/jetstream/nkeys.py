@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
+import os
 import re
+import secrets
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from oncewire.errors import AuthenticationFailed
+from oncewire.files import write_whole
 
 SEED_PREFIX = 18 << 3
 PREFIX_USER = 20 << 3
+SEED_BYTES = 32
 
 _BLOCK = re.compile(r"-{3,}BEGIN (?P<kind>[A-Z ]+)-{3,}\s*(?P<body>[A-Za-z0-9_\-.=]+)\s*-{3,}END [A-Z ]+-{3,}")
 
@@ -39,6 +44,24 @@ class NKey:
 
     def sign(self, nonce: str) -> str:
         return base64.urlsafe_b64encode(self._key.sign(nonce.encode())).decode().rstrip("=")
+
+
+def make_seed(entropy: bytes) -> str:
+    """The seed of a new user from 32 bytes of chance."""
+    raw = bytes([SEED_PREFIX | PREFIX_USER >> 5, (PREFIX_USER & 31) << 3]) + entropy
+    return base64.b32encode(raw + _crc16(raw)).decode().rstrip("=")
+
+
+def ensure_key(path: Path) -> str:
+    """The public key of a seed file. Made when it is not there, for its owner's eyes only; one that is there stays,
+    also when two make it at once."""
+    if not path.exists():
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        write_whole(fresh, f"{make_seed(secrets.token_bytes(SEED_BYTES))}\n".encode(), 0o600)
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(fresh)
+        fresh.unlink()
+    return read_nkey(str(path)).public
 
 
 def _decode(seed: str) -> bytes:

@@ -15,6 +15,7 @@ from oncewire.settings import Settings
 
 DEFAULT_URL = "nats://localhost:4222"
 DEFAULT_PORT = 4222
+DEFAULT_INBOX_PREFIX = "_INBOX"
 ADDRESS_MAX = 300
 _ADDRESS = re.compile(
     r"(\[[0-9A-Fa-f:.%]+\]|[^\s\x00-\x20\x7f.:@/\[\]?#]{1,63}(\.[^\s\x00-\x20\x7f.:@/\[\]?#]{1,63})*\.?)(:\d{1,5})?"
@@ -46,6 +47,8 @@ class Options:
     token: str = ""
     creds: str = ""
     nkey: str = ""
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX
+    """All answers come below it. A user of its own prefix can be kept from listening to others' answers."""
     tls: ssl.SSLContext | None = None
     tls_first: bool = False
     connect_timeout_s: float = 5.0
@@ -122,6 +125,7 @@ def options_from(settings: Settings, *, name: str = "oncewire", on_change: OnCha
         token=settings.nats_token,
         creds=settings.nats_creds,
         nkey=settings.nats_nkey,
+        inbox_prefix=settings.nats_inbox_prefix,
         tls=tls_context(settings.nats_ca, settings.nats_cert, settings.nats_key),
         on_change=on_change,
     )

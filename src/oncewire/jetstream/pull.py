@@ -183,6 +183,7 @@ class Pull:
         if batch_bytes:
             self._terms["max_bytes"] = batch_bytes
         self._next = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}")
+        self._acks = f"$JS.ACK.{stream}.{consumer}."
         number = connection.take_numbers()
         self._inbox = connection.inbox + b"p%d." % number
         self._requests = 0
@@ -426,7 +427,8 @@ class Pull:
             self._fail(NotFound(f"deliveries of {self.consumer} may be lost: {reason}"))
 
     def on_denied(self, subject: str, error: PermissionDenied) -> None:
-        if subject.encode() == self._next:
+        """Who may pull and not settle would be given the same messages again and again."""
+        if subject.encode() == self._next or subject.startswith(self._acks):
             self._fail(error)
 
     def in_flight(self) -> int:

@@ -17,6 +17,7 @@ from oncewire.errors import ContractViolation, InvalidSetting
 from oncewire.jetstream.protocol import encode_filter
 
 DEFAULT_URL: Final = "nats://localhost:4222"
+DEFAULT_INBOX_PREFIX: Final = "_INBOX"
 SCHEMES: Final = ("nats", "tls")
 PARTITIONS_MAX: Final = 10_000
 SUBJECTS_MAX: Final = 64
@@ -37,6 +38,7 @@ _ACCESS: Final = (
     "tlsCa",
     "tlsCert",
     "tlsKey",
+    "inboxPrefix",
 )
 _READ: Final = ("stream", "subjects", "startingOffsets", "minPartitions", "failOnDataLoss", "includeHeaders")
 _BATCH: Final = (*_ACCESS, *_READ, "endingOffsets")
@@ -45,6 +47,7 @@ _WRITE: Final = (*_ACCESS, "stream", "writeId")
 ALL: Final = tuple(dict.fromkeys((*_BATCH, *_STREAM, *_WRITE)))
 
 _STREAM_NAME = re.compile(r"[^\s.*>/\\\x00-\x20\x7f]{1,255}")
+_INBOX_PREFIX = re.compile(r"[A-Za-z0-9_-]{1,128}(\.[A-Za-z0-9_-]{1,128})*")
 _WRITE_ID = re.compile(r"[!-~]{1,128}")
 _SECRET_BLOCK = re.compile(r"-{3,}BEGIN (?P<kind>[A-Z ]+)-{3,}\s*(?P<body>[A-Za-z0-9_\-.=]+)\s*-{3,}END [A-Z ]+-{3,}")
 
@@ -68,6 +71,7 @@ class Access:
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    inbox_prefix: str = DEFAULT_INBOX_PREFIX
 
 
 Place = Literal["earliest", "latest"] | int | datetime
@@ -175,7 +179,16 @@ def _access(values: Given, read_file: ReadFile) -> Access:
         tls_ca=values.get("tlsCa", ""),
         tls_cert=values.get("tlsCert", ""),
         tls_key=values.get("tlsKey", ""),
+        inbox_prefix=_inbox_prefix(values.get("inboxPrefix", DEFAULT_INBOX_PREFIX)),
     )
+
+
+def _inbox_prefix(text: str) -> str:
+    if not _INBOX_PREFIX.fullmatch(text):
+        raise InvalidSetting(
+            f"the option inboxPrefix is not tokens of a subject: {text[:80]!r}", hint="Like _INBOX_me."
+        )
+    return text
 
 
 def _one_at_most(values: Given, *names: str) -> None:

@@ -56,7 +56,7 @@ class Wire:
 
     def __init__(self, access: Access, server: str, inbox: bytes = b"") -> None:
         self.address = address_of(server)
-        self.inbox = inbox or b"_INBOX.ow" + os.urandom(9).hex().encode()
+        self.inbox = inbox or f"{access.inbox_prefix}.ow{os.urandom(9).hex()}".encode()
         self._parser = Parser()
         self._events: deque[Event] = deque()
         self._number = 0
