@@ -177,6 +177,13 @@ class Settings:
         "Monitoring port of the embedded nats-server; 0 picks one.",
         check=PORT,
     )
+    embedded_nats_access: str = setting(
+        "open",
+        "embedded.nats_access",
+        "ONCEWIRE_NATS_ACCESS",
+        "open: programs on this machine need no key for the embedded nats-server; keys: they do.",
+        check=one_of("open", "keys"),
+    )
     embedded_postgres_port: int = setting(
         5433,
         "embedded.postgres_port",

@@ -15,6 +15,7 @@ import click
 
 from oncewire import settings
 from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
+from oncewire.users import OPERATOR, identity
 
 if TYPE_CHECKING:
     from oncewire.embedded.folder import Server
@@ -70,22 +71,27 @@ def load(flags: dict[str, Any]) -> settings.Resolved:
     return settings.load(flags, context.find_root().obj if context else None)
 
 
-def load_here(flags: dict[str, Any]) -> settings.Resolved:
-    """The settings for a command that talks to servers: where nobody chose one, those of the `up` that runs here."""
+def load_here(flags: dict[str, Any], user: str = OPERATOR) -> settings.Resolved:
+    """The settings for a command that talks to servers: where nobody chose one, those of the `up` that runs here, and
+    of its NATS as this user."""
     from oncewire.embedded.folder import DataFolder  # only commands that talk to servers pay for it
 
     resolved = load(flags)
     folder = DataFolder.at(resolved.settings.data)
     running = folder.read() if folder.holder() is not None else None
-    return with_servers(resolved, running.servers if running else {}, f"up in {resolved.settings.data}")
+    return with_servers(resolved, running.servers if running else {}, f"up in {resolved.settings.data}", user)
 
 
-def with_servers(resolved: settings.Resolved, servers: Mapping[str, Server], origin: str) -> settings.Resolved:
+def with_servers(
+    resolved: settings.Resolved, servers: Mapping[str, Server], origin: str, user: str
+) -> settings.Resolved:
     """The settings with the addresses of the servers that `up` started itself, where nobody chose others."""
     found: dict[str, str] = {}
     nats, postgres = servers.get("nats"), servers.get("postgres")
     if nats and nats.mark and not resolved.is_set("nats_url"):
         found |= {"nats_url": nats.url, "nats_monitor_url": nats.monitor_url}
+        if nats.keys and not any(resolved.is_set(f"nats_{way}") for way in ("user", "token", "creds", "nkey")):
+            found |= identity(Path(nats.keys), user)
     if postgres and postgres.mark and not resolved.is_set("postgres_url"):
         found["postgres_url"] = postgres.url
     return resolved.with_values(found, origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -13,15 +14,17 @@ import msgspec
 
 from oncewire import topology as declared
 from oncewire.cli import face
+from oncewire.cli.access import make_keys
 from oncewire.errors import InvalidSetting, Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings
-from oncewire.topology import Plan, Step, Topology, text
+from oncewire.topology import Plan, Step, Topology, permissions, text
 from oncewire.topology.export import FORMATS, export_as
 from oncewire.topology.findings import errors
 from oncewire.topology.text import Line
 
 Run = Callable[..., None]
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.group()
@@ -156,18 +159,39 @@ def apply(
 @topology.command()
 @_declaring
 @click.option("--format", "form", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True)
+@click.option("--nats-permissions", is_flag=True, help="A NATS user of least privilege per service instead.")
+@click.option("--keys", type=_FOLDER, help="With --nats-permissions: folder of the users' keys; makes what is missing.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write (else stdout).")
 @face.command
-def export(*, files: tuple[Path, ...], form: str, out: Path | None, as_json: bool, **flags: Any) -> None:
-    """Write what is declared: as an AsyncAPI 3 document, as JSON, or as one TOML file.
+def export(
+    *,
+    files: tuple[Path, ...],
+    form: str,
+    nats_permissions: bool,
+    keys: Path | None,
+    out: Path | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Write what is declared: as an AsyncAPI 3 document, as JSON, as one TOML file, or as users for nats-server.
+
+    With --nats-permissions --keys DIR each user has a key: its seed stays in DIR (DIR/<user>.nk, for NATS_NKEY), its
+    public half stands in what is written. Without --keys nats-server finds the public keys in its environment.
 
     \b
     Examples:
       oncewire topology export --out asyncapi.json
       oncewire topology export --format toml
+      oncewire topology export --nats-permissions --keys ./keys --out oncewire-users.conf
     """
-    wanted = declared.load(files, face.load(flags).settings)
-    written = export_as("json" if as_json else form, wanted)
+    settings = face.load(flags).settings
+    wanted = declared.load(files, settings)
+    if keys is not None and not nats_permissions:
+        raise InvalidSetting("--keys goes with --nats-permissions", hint="Other exports have no users.")
+    if nats_permissions:
+        written = _permissions(permissions.users(wanted, settings), keys, as_json)
+    else:
+        written = export_as("json" if as_json else form, wanted)
     if out is None:
         click.echo(written, nl=False)
         return
@@ -175,6 +199,15 @@ def export(*, files: tuple[Path, ...], form: str, out: Path | None, as_json: boo
         out.write_text(written, "utf-8")
     except OSError as error:
         raise InvalidSetting(f"{out} cannot be written: {error.strerror}", hint="Check --out.") from None
+
+
+def _permissions(users: list[permissions.User], keys: Path | None, as_json: bool) -> str:
+    public = make_keys(keys, users) if keys is not None else {}
+    nkey = public.__getitem__ if public else permissions.variable
+    if as_json:
+        shown = [{**msgspec.to_builtins(user), "nkey": nkey(user.name)} for user in users]
+        return json.dumps(shown, indent=2, ensure_ascii=False) + "\n"
+    return permissions.document(users, nkey)
 
 
 def _load(files: tuple[Path, ...], settings: Settings) -> Topology:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +20,7 @@ import oncewire
 from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
 from oncewire.cli import edge, face, facts, gateway
+from oncewire.cli.access import OPEN, as_user, authorization
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
 from oncewire.demo import Chat
@@ -30,6 +32,7 @@ from oncewire.embedded.stack import Embedded, Stack, State, clear
 from oncewire.errors import NotConnected, Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Resolved, Settings, mask_url
+from oncewire.users import DEVELOPER, OPERATOR, key_path
 
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
@@ -38,7 +41,8 @@ GATEWAY_PORT = "gateway_port"
 
 @click.command()
 @face.setting_options("data", "env", "topology_files")
-@face.setting_options("nats_url", "nats_monitor_url", "postgres_url", *NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT)
+@face.setting_options("nats_url", "nats_monitor_url", "postgres_url")
+@face.setting_options(*NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
 @face.command
 def up(*, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
@@ -68,18 +72,28 @@ def up(*, as_json: bool, **flags: Any) -> None:
 async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
     """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
-    A service belongs here, as `async with` around the last two lines: entered in order once the servers are ready,
-    left in reverse before they stop.
+    A service belongs here, in the `async with` around the last two lines: entered in order once the servers are ready,
+    left in reverse before they stop. Each connects as its own user.
     """
-    async with Client(options_from(chosen, name="oncewire up")) as client:
-        await _declare(client, chosen, board)
-        async with (
-            _relaying(client, chosen, board),
-            _dead_letters(client, chosen, board),
-            _gateway(client, chosen, board),
-        ):
-            board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
-            await stack.watch()
+    nats = stack.servers["nats"]
+
+    def connected(user: str) -> Client:
+        return Client(options_from(as_user(chosen, nats, user), name=f"oncewire-{user}"))
+
+    async with connected(OPERATOR) as operator:
+        await _declare(operator, chosen, board)
+    if nats.keys and chosen.embedded_nats_access != OPEN:
+        board.part("access", State.READY, text=f"programs need a key: NATS_NKEY={key_path(Path(nats.keys), DEVELOPER)}")
+    async with (
+        connected("relay") as for_relay,
+        _relaying(for_relay, chosen, board),
+        connected("dlq") as for_dlq,
+        _dead_letters(for_dlq, chosen, board),
+        connected("gateway") as for_gateway,
+        _gateway(for_gateway, chosen, board),
+    ):
+        board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
+        await stack.watch()
 
 
 async def _declare(client: Client, chosen: Settings, board: Board) -> None:
@@ -153,7 +167,7 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
     stop.stack = stack
     try:
         if not await stop.comes_before(_start(stack, resolved, board)):
-            chosen = face.with_servers(resolved, stack.servers, "up").settings
+            chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
             await stop.comes_before(serve(stack, chosen, board))
     finally:
         begun = time.monotonic()
@@ -172,7 +186,8 @@ def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     )
     parts: dict[str, Embedded] = {}
     if needs_nats:
-        parts["nats"] = Nats(folder, *(ports[name] for name in NATS_PORTS))
+        port, monitor_port = (ports[name] for name in NATS_PORTS)
+        parts["nats"] = Nats(folder, port, monitor_port, authorization(resolved.settings, folder))
     if needs_postgres:
         parts["postgres"] = Postgres(folder, ports[POSTGRES_PORT])
     return parts

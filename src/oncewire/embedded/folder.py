@@ -3,7 +3,7 @@
     .oncewire/
       up.lock           held (flock) by the living `up`, with its process id inside
       up.json           what that `up` runs and where: for doctor, for other commands, for the next start
-      nats/             server.conf, server.log, jetstream/
+      nats/             server.conf, server.log, jetstream/, keys/ (one of each user)
       postgres/         data/, pgpass (the generated password), server.log
 
 The kernel frees the lock when its holder dies, however it dies, so nothing has to be cleaned up by hand. `up.json` is
@@ -40,6 +40,8 @@ class Server(msgspec.Struct, frozen=True):
     url: str
     monitor_url: str = ""
     mark: Mark | None = None
+    keys: str = ""
+    """The folder with its users' keys, '' when it is not ours."""
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -70,6 +72,11 @@ class DataFolder:
     @property
     def nats(self) -> Path:
         return self.path / "nats"
+
+    @property
+    def keys(self) -> Path:
+        """The keys of the embedded nats-server's users."""
+        return self.nats / "keys"
 
     @property
     def postgres(self) -> Path:

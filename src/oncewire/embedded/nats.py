@@ -35,7 +35,7 @@ jetstream {{
   max_mem: {max_mem}
   sync_interval: always
 }}
-"""
+{authorization}"""
 
 
 def program() -> Path:
@@ -58,8 +58,10 @@ class Nats:
 
     name = "nats-server"
 
-    def __init__(self, folder: DataFolder, port: int, monitor_port: int) -> None:
+    def __init__(self, folder: DataFolder, port: int, monitor_port: int, authorization: str) -> None:
+        """`authorization`: what the configuration says about users."""
         self._folder = folder
+        self._authorization = authorization
         self._port = port
         self._monitor_port = monitor_port
         self.child: Child | None = None
@@ -74,7 +76,8 @@ class Nats:
 
     @property
     def shown(self) -> Server:
-        return Server(self.url, self.monitor_url, self.child.mark if self.child else None)
+        mark = self.child.mark if self.child else None
+        return Server(self.url, self.monitor_url, mark, str(self._folder.keys))
 
     async def start(self) -> None:
         config = self._folder.nats / "server.conf"
@@ -96,6 +99,7 @@ class Nats:
             store=json.dumps(str(self._folder.nats), ensure_ascii=False),
             max_file=stored + int(free * SHARE_OF_FREE_ROOM),
             max_mem=MEMORY_BYTES_MAX,
+            authorization=self._authorization,
         )
 
     async def ready(self) -> str:

@@ -19,7 +19,7 @@ from oncewire.contracts import catalog, subjects
 from oncewire.settings import Settings
 from oncewire.topology import values
 from oncewire.topology.findings import Finding
-from oncewire.topology.model import Consumer, Service, Stream, Topology, bucket, dotted
+from oncewire.topology.model import SERVICE_STREAMS, Consumer, Service, Stream, Topology, bucket, dotted
 from oncewire.topology.values import Key
 
 FILE_BYTES_MAX = 256 << 10
@@ -246,9 +246,15 @@ def _prefixed(topology: Topology, settings: Settings) -> Topology:
             )
             for one in topology.consumers
         ),
-        services=tuple(replace(one, publishes=_moved(one.publishes, moved, True)) for one in topology.services),
+        services=tuple(_prefixed_service(one, names, moved) for one in topology.services),
         contracts=tuple(one._replace(pattern=moved.get(one.pattern, one.pattern)) for one in catalog.CATALOG),
     )
+
+
+def _prefixed_service(service: Service, names: Mapping[str, str], moved: Mapping[str, str]) -> Service:
+    streams = {key: tuple(names.get(one, one) for one in getattr(service, key)) for key in SERVICE_STREAMS}
+    patterns = {key: _moved(getattr(service, key), moved, True) for key in ("publishes", "handles")}
+    return msgspec.structs.replace(service, **streams, **patterns)
 
 
 def _moved(patterns: tuple[str, ...], moved: Mapping[str, str], is_chat: bool) -> tuple[str, ...]:

@@ -15,8 +15,17 @@ from oncewire.contracts import subjects
 from oncewire.contracts.subjects import READER_PREFIX
 from oncewire.errors import ContractViolation
 from oncewire.topology.findings import Finding, Severity
-from oncewire.topology.model import BUCKET_PREFIX, Consumer, Stream, Topology
+from oncewire.topology.model import (
+    BUCKET_PREFIX,
+    EVERY,
+    SERVICE_STREAMS,
+    Consumer,
+    Service,
+    Stream,
+    Topology,
+)
 from oncewire.topology.units import show_bytes, show_count, show_duration
+from oncewire.users import DEVELOPER, OPERATOR
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 DLQ = "dlq.>"
@@ -34,6 +43,7 @@ def lint(topology: Topology) -> list[Finding]:
         *_copies(topology),
         *_one_reader(topology),
         *_dead_letter_writers(topology),
+        *_services(topology),
     ]
     for stream in topology.streams:
         found += _Stream(topology, stream).findings()
@@ -169,6 +179,31 @@ def _dead_letter_writers(topology: Topology) -> Iterator[Finding]:
                 place = topology.place("services", service.name, "publishes")
                 message = f"{service.name} writes {subject}: only the service {DLQ_SERVICE!r} writes {DLQ}"
                 yield _error("writes-dead-letters", place, message, "Publish to dlq_requests.* instead.")
+
+
+def _services(topology: Topology) -> Iterator[Finding]:
+    """What services need must be there; a wide word may not stand where one service would reach all others."""
+    streams = {one.name for one in topology.streams}
+    for service in topology.services:
+        named = [(key, name) for key in SERVICE_STREAMS for name in getattr(service, key)]
+        named += [("buckets", BUCKET_PREFIX + name) for name in service.buckets]
+        for key, name in named:
+            if name not in streams and not (name == EVERY and key in ("reads", "settles")):
+                place = topology.place("services", service.name, key)
+                yield _error("unknown-stream", place, f"there is no stream {name!r}", "Name a declared one.")
+        if service.name in (OPERATOR, DEVELOPER):
+            place = topology.place("services", service.name)
+            yield _error("reserved-name", place, f"{service.name!r} is a user by itself", "Choose another name.")
+        yield from _handles(topology, service)
+
+
+def _handles(topology: Topology, service: Service) -> Iterator[Finding]:
+    place = topology.place("services", service.name, "handles")
+    if service.handles and not service.agent:
+        yield _error("no-agent", place, "only an agent handles subjects", "Name it with the key agent.")
+    for subject in service.handles:
+        if sum(one.captures(subject) for one in topology.streams) != 1:
+            yield _error("not-captured", place, f"{subject} is not held by one stream", "Mend the subject.")
 
 
 class _Stream:

@@ -136,6 +136,8 @@ class Stream(Struct, frozen=True, kw_only=True):
     sources: tuple[str, ...] = ()
     one_reader: bool = False
     """Each message is for one consumer, whatever the retention: filters may not overlap."""
+    internal: bool = False
+    """Written by Oncewire's own parts alone."""
     follows: str = ""
     """Which settings act on it: `message-settings`, `chat-settings` or none."""
     is_bucket: bool = False
@@ -216,12 +218,46 @@ class Consumer(Struct, frozen=True, kw_only=True):
         }
 
 
+EVERY = "*"
+"""In a service's list of streams: all of them, declared or not."""
+
+
 class Service(Struct, frozen=True, kw_only=True):
-    """Who consumes and publishes. `publishes` are the subjects that it may write."""
+    """Who consumes and publishes, and what else it needs: permissions.py makes a user of least privilege of it.
+
+    Streams are named as in the files, a bucket's stream with its `KV_`.
+    """
 
     name: str
     description: str = ""
     publishes: tuple[str, ...] = ()
+    """The subjects that it may write."""
+    forwards: bool = False
+    """Publishes others' messages: to every declared stream but the internal ones."""
+    reads: tuple[str, ...] = ()
+    """Streams that it reads by readers and single messages, without a durable."""
+    buckets: tuple[str, ...] = ()
+    """Key-value buckets that it reads and writes."""
+    answers: tuple[str, ...] = ()
+    """Subjects on which it answers requests."""
+    agent: str = ""
+    """The agent that it runs, as tenant/workspace/name."""
+    handles: tuple[str, ...] = ()
+    """Subjects that the agent handles through durables of its own."""
+    durables: tuple[str, ...] = ()
+    """Streams on which it makes durables that nobody declares."""
+    settles: tuple[str, ...] = ()
+    """Streams of which it settles deliveries of other consumers."""
+    deletes: tuple[str, ...] = ()
+    """Streams from which it removes single messages."""
+    purges: tuple[str, ...] = ()
+    """Streams from which it removes all messages of a subject."""
+    makes_streams: tuple[str, ...] = ()
+    """Subjects for which it makes, changes and deletes streams itself, under names that nobody declares."""
+
+
+SERVICE_STREAMS = ("reads", "durables", "settles", "deletes", "purges")
+"""The fields of a service that name streams."""
 
 
 class Topology(Struct, frozen=True, kw_only=True):

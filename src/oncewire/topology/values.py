@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from oncewire.contracts.subjects import check_filter
+from oncewire.contracts.subjects import DEFAULT_TENANT, DEFAULT_WORKSPACE, check_filter, token
 from oncewire.errors import ContractViolation
 from oncewire.topology import units
 
@@ -115,6 +115,21 @@ def pattern(value: Any) -> str:
         raise ValueError(wrong.message) from None
 
 
+def agent(value: Any) -> str:
+    """An agent by its full name, or by its own in the default tenant and workspace."""
+    parts = text(value).split("/")
+    if len(parts) == 1:
+        parts = [DEFAULT_TENANT, DEFAULT_WORKSPACE, *parts]
+    if len(parts) != 3:
+        raise ValueError("must be an agent's name, or tenant/workspace/name")
+    try:
+        for part in parts:
+            token(part, "agent")
+    except ContractViolation as wrong:
+        raise ValueError(wrong.message) from None
+    return "/".join(parts)
+
+
 def show(value: Any) -> str:
     """A value from a file, as short as an error may show it."""
     try:
@@ -150,6 +165,7 @@ STREAM: Mapping[str, Key] = {
     "mirror": Key("mirror", text, '"OTHER"'),
     "sources": Key("sources", texts, '["OTHER"]'),
     "one_reader": Key("one_reader", is_true, "true"),
+    "internal": Key("internal", is_true, "true"),
     "follows": Key("follows", one_of("", "message-settings", "chat-settings"), '"message-settings"'),
 }
 BUCKET: Mapping[str, Key] = {**_COMMON, "history": Key("history", whole(1, HISTORY_MAX), "1")}
@@ -168,6 +184,17 @@ CONSUMER: Mapping[str, Key] = {
 SERVICE: Mapping[str, Key] = {
     "description": _COMMON["description"],
     "publishes": Key("publishes", patterns, '["orders.>"]'),
+    "forwards": Key("forwards", is_true, "true"),
+    "reads": Key("reads", texts, '["ORDERS"] or ["*"]'),
+    "buckets": Key("buckets", texts, '["prices"]'),
+    "answers": Key("answers", patterns, '["sr.queries.orders.*"]'),
+    "agent": Key("agent", agent, '"acme/shop/biller"'),
+    "handles": Key("handles", patterns, '["orders.placed"]'),
+    "durables": Key("durables", texts, '["ORDERS"]'),
+    "settles": Key("settles", texts, '["ORDERS"] or ["*"]'),
+    "deletes": Key("deletes", texts, '["ORDERS"]'),
+    "purges": Key("purges", texts, '["ORDERS"]'),
+    "makes_streams": Key("makes_streams", patterns, '["jobs.>"]'),
 }
 RELEASED: Mapping[str, Key] = {
     "streams": Key("released_streams", texts, '["ORDERS"]'),

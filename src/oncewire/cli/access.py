@@ -1,0 +1,42 @@
+"""The users of the embedded nats-server: their keys in the data folder, and who connects as whom."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from oncewire import topology
+from oncewire.embedded.folder import DataFolder, Server, translated
+from oncewire.jetstream.nkeys import ensure_key
+from oncewire.settings import Settings
+from oncewire.topology import permissions
+from oncewire.topology.permissions import User
+from oncewire.users import DEVELOPER, identity, key_path
+
+OPEN = "open"
+
+
+def make_keys(folder: Path, users: Iterable[User]) -> dict[str, str]:
+    """The public key of each user; keys that are missing are made, in a folder for its owner alone."""
+    with translated(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return {user.name: ensure_key(key_path(folder, user.name)) for user in users}
+
+
+def authorization(chosen: Settings, folder: DataFolder) -> str:
+    """What the embedded server's configuration says about its users. Made anew at each start, the keys once."""
+    declared = topology.load(settings=chosen)
+    users = [*permissions.users(declared, chosen), permissions.developer(declared)]
+    keys = make_keys(folder.keys, users)
+    anybody = f"no_auth_user: {keys[DEVELOPER]}\n" if chosen.embedded_nats_access == OPEN else ""
+    return f"{anybody}authorization {{\n{permissions.document(users, keys.__getitem__)}}}\n"
+
+
+def as_user(chosen: Settings, server: Server, user: str) -> Settings:
+    """The settings to reach a server as one of its users; unchanged for a server whose keys are not ours."""
+    if not server.keys:
+        return chosen
+    values: dict[str, Any] = dict.fromkeys(("nats_user", "nats_password", "nats_token", "nats_creds"), "")
+    return dataclasses.replace(chosen, **(values | identity(Path(server.keys), user)))
