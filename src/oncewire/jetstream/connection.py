@@ -323,7 +323,7 @@ class Connection:
         if "authorization" in low or "authentication" in low:
             error = AuthenticationFailed(
                 f"the NATS server refuses the credentials: {text}",
-                hint="Check nats.user and nats.password, nats.token, nats.creds or nats.nkey.",
+                hint="Check nats.user and nats.password, nats.token, nats.creds or nats.nkey (NATS_NKEY names a file).",
             )
         if not wire.greeted.done():
             wire.greeted.set_exception(error)

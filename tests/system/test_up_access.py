@@ -1,0 +1,104 @@
+"""Who gets into the embedded nats-server: anybody here as `developer`, or, when asked for, only who has a key."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncewire import users
+from oncewire.errors import AuthenticationFailed, PermissionDenied
+from oncewire.jetstream import connect
+from oncewire.jetstream.protocol import Message
+from tests.support.up import Up, made, oncewire
+
+EVENT = '{"type": "OrderPlaced", "payload": {"order": 1}}'
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """An `up` whose NATS takes nobody without a key."""
+    folder = tmp_path_factory.mktemp("closed")
+    with Up(made(folder / "data"), ONCEWIRE_NATS_ACCESS="keys") as up:
+        yield up.ready()
+
+
+def key(up: Up, user: str) -> str:
+    return str(users.key_path(up.folder.keys, user))
+
+
+async def test_nobody_gets_in_without_a_key(closed: Up) -> None:
+    with pytest.raises(AuthenticationFailed):
+        await connect(closed.url("nats")).open()
+    async with connect(closed.url("nats"), nkey=key(closed, users.DEVELOPER)) as client:
+        assert (await client.publish("evt.default.demo.a", b"{}")).sequence
+
+
+def test_commands_find_their_key_in_the_data_folder(closed: Up) -> None:
+    """What README shows works without typing a credential."""
+    here = closed.folder.path.parent
+    for command in (
+        ("publish", "evt.default.demo.orders.placed", EVENT),
+        ("topology", "check"),
+        ("dlq", "inject", "evt.default.demo.orders.placed", EVENT, "--testing"),
+        ("dlq", "replay", "--cause", "injected"),
+        ("doctor",),
+    ):
+        done = oncewire(*command, "--data", str(closed.folder.path), cwd=here)
+        assert 0 == done.returncode, (command, done.stdout, done.stderr)
+
+
+def test_a_program_is_told_where_its_key_lies(closed: Up) -> None:
+    told = next(one for one in closed.events if one.get("part") == "access")
+    assert key(closed, users.DEVELOPER) in told["text"]
+    refused = oncewire(
+        "publish", "evt.default.demo.a", EVENT, cwd=closed.folder.path.parent, NATS_URL=closed.url("nats")
+    )
+    assert "refuses the credentials" in refused.stderr
+    assert "NATS_NKEY" in refused.stderr
+
+
+def test_seeds_are_their_owners_alone_and_show_up_nowhere(closed: Up) -> None:
+    """Not in what others can read, not in the logs, not on a command line."""
+    keys = sorted(closed.folder.keys.iterdir())
+    assert {users.OPERATOR, users.DEVELOPER, "relay", "dlq"} <= {one.stem for one in keys}
+    for path in (*keys, closed.folder.nats / "server.conf", closed.folder.path / "up.json"):
+        assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    said = "".join(str(event) for event in closed.events)
+    said += (closed.folder.nats / "server.log").read_text() + (closed.folder.path / "up.json").read_text()
+    said += (closed.folder.nats / "server.conf").read_text()
+    for pid in (closed.process.pid, closed.pid("nats")):
+        said += Path(f"/proc/{pid}/cmdline").read_text() + Path(f"/proc/{pid}/environ").read_text()
+    assert not [one for one in keys if one.read_text().strip() in said]
+
+
+def test_an_open_server_lets_programs_in_and_keeps_its_own_parts_apart(tmp_path: Path) -> None:
+    """Also on a data folder of which another `up` was killed: keys stay."""
+    first = Up(made(tmp_path / "data")).ready()
+    before = {one.name: one.read_text() for one in first.folder.keys.iterdir()}
+    first.process.kill()
+    first.end()
+    with Up(tmp_path / "data").ready() as up:
+        assert before == {one.name: one.read_text() for one in up.folder.keys.iterdir()}
+        asyncio.run(_look_around(up))
+
+
+async def _look_around(up: Up) -> None:
+    heard: list[str] = []
+
+    def note(message: Message) -> None:
+        heard.append(message.subject)
+
+    async with connect(up.url("nats")) as client:
+        client.subscribe(">", note)
+        assert (await client.publish("evt.default.demo.a", b"{}")).sequence
+        with pytest.raises(PermissionDenied, match=r"dlq\.x"):
+            await client.publish("dlq.x", b"{}")
+        async with connect(up.url("nats"), nkey=key(up, "dlq"), inbox_prefix=users.inbox_prefix("dlq")) as dlq:
+            await dlq.publish("dlq.x", b"{}")
+        await client.connection.flush()
+    assert {"evt.default.demo.a", "dlq.x"} <= set(heard)
+    assert not [one for one in heard if one.startswith("_INBOX_")]
