@@ -238,6 +238,8 @@ class Service(Struct, frozen=True, kw_only=True):
     """Streams that it reads by readers and single messages, without a durable."""
     buckets: tuple[str, ...] = ()
     """Key-value buckets that it reads and writes."""
+    asks: tuple[str, ...] = ()
+    """Subjects on which it asks other services."""
     answers: tuple[str, ...] = ()
     """Subjects on which it answers requests."""
     agent: str = ""

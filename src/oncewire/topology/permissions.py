@@ -108,6 +108,7 @@ class _Needs:
     def user(self) -> User:
         service = self._service
         self._publishes(service.publishes)
+        self._allows(*service.asks)
         self._api("INFO", "STREAM.NAMES")
         if service.forwards:
             self._forwards()

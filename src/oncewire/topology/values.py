@@ -187,6 +187,7 @@ SERVICE: Mapping[str, Key] = {
     "forwards": Key("forwards", is_true, "true"),
     "reads": Key("reads", texts, '["ORDERS"] or ["*"]'),
     "buckets": Key("buckets", texts, '["prices"]'),
+    "asks": Key("asks", patterns, '["sr.queries.orders.*"]'),
     "answers": Key("answers", patterns, '["sr.queries.orders.*"]'),
     "agent": Key("agent", agent, '"acme/shop/biller"'),
     "handles": Key("handles", patterns, '["orders.placed"]'),
