@@ -18,7 +18,7 @@ from oncewire.contracts import subjects
 from oncewire.contracts.message import MessageEnvelope, new_message
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
-from oncewire.errors import OncewireError, PermissionDenied
+from oncewire.errors import NoResponders, NotFound, OncewireError, PermissionDenied
 from oncewire.jetstream import Client, Outgoing, Start
 from oncewire.jetstream.protocol import Message
 from oncewire.pipeline import stream as spark_stream
@@ -28,6 +28,7 @@ from oncewire.settings import Settings
 from oncewire.topology.model import BUCKET_PREFIX, EVERY, Service, Stream
 from tests.support.access import Guarded, export, guarded
 from tests.support.dlq import QUICK, service
+from tests.support.gateway import guest, new_conversation, node, publish
 from tests.support.outbox import ENQUEUE, drained, postgres
 from tests.support.postgres import shared_postgres
 from tests.support.running import counted, new_agent, run, send, sqlite_in
@@ -168,6 +169,41 @@ async def test_the_relay_publishes_as_its_own_user(place: Guarded) -> None:
         async with client.read("sr-events", subjects=["sr.events.loop"], start=Start(), headers_only=True) as reader:
             assert await within(reader.fetch())
     assert place.violations[before:] == []
+
+
+async def test_the_gateway_serves_as_its_own_user(place: Guarded) -> None:
+    """A room with a replay, what comes live, acks that are kept, presence, a request to stop that nobody answers."""
+    before, conversation = len(place.violations), new_conversation()
+    async with (
+        place.connect("relay") as relay,
+        place.connect("gateway") as client,
+        node(client) as (gateway, url),
+        guest(url) as one,
+    ):
+        await publish(relay, conversation, 1, 3)
+        await one.join(conversation, 1, clientId="c1")
+        assert [2, 3] == await one.sequences(2)
+        await publish(relay, conversation, 4, 4)
+        assert [4] == await one.sequences(1)
+        await one.say("ack", conversation, sequence=4)
+        await until_async(lambda: has_entries(client, "OW_ACKS"), "the ack")
+        await one.say("presence", conversation, state="typing")
+        await until_async(lambda: is_stored(client, subjects.chat_presence(conversation)), "presence")
+        with pytest.raises(NoResponders):
+            await client.call(subjects.chat_stop(conversation), b"{}")
+        assert gateway.node.stream == "CHAT_EVENTS"
+    assert place.violations[before:] == []
+
+
+async def has_entries(client: Client, bucket: str) -> bool:
+    return bool([one for one in await client.kv(bucket).entries() if one.key != "a.b"])
+
+
+async def is_stored(client: Client, subject: str) -> bool:
+    try:
+        return bool((await client.get_last("CHAT_EVENTS", subject)).sequence)
+    except NotFound:
+        return False
 
 
 def test_spark_reads_as_its_own_user(place: Guarded) -> None:
