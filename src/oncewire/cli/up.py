@@ -90,7 +90,8 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
         connected("dlq") as for_dlq,
         _dead_letters(for_dlq, chosen, board),
         connected("gateway") as for_gateway,
-        _gateway(for_gateway, chosen, board),
+        connected("tokens") as for_chat,
+        _gateway(for_gateway, for_chat, chosen, board),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
         await stack.watch()
@@ -141,10 +142,10 @@ async def _dead_letters(client: Client, chosen: Settings, board: Board) -> Async
 
 
 @contextlib.asynccontextmanager
-async def _gateway(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+async def _gateway(client: Client, for_chat: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
     """The realtime gateway, and a chat that shows what it does; it knows no users, so not where they are asked for."""
     board.part("gateway", State.STARTING)
-    chat = None if edge.asks_who(chosen) else Chat(client, chosen.postgres_url)
+    chat = None if edge.asks_who(chosen) else Chat(for_chat, chosen.postgres_url)
     what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
     try:
         async with (
