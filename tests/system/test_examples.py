@@ -39,3 +39,13 @@ async def test_dead_letters_are_grouped_and_replayed(server: NatsServer) -> None
         "1 of 1 replayed",
     ]
     assert expected == run_example("dead_letters.py", NATS_URL=server.url).splitlines()
+
+
+async def test_an_answer_is_streamed_and_stored(server: NatsServer) -> None:
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        expected = ["stored: Every token arrives once, and in order.", "completed"]
+        assert expected == run_example("stream_answer.py", NATS_URL=server.url).splitlines()
+        assert (
+            2 == (await client.api("STREAM.INFO.CHAT_EVENTS", {"subjects_filter": "chat.>"}))["state"]["num_subjects"]
+        )

@@ -1,8 +1,10 @@
-"""After `oncewire up` every declared stream and consumer is in place, and the outbox is relayed."""
+"""After `oncewire up` all that is declared is in place, the outbox is relayed, and the gateway shows its history."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import urllib.request
 from pathlib import Path
 
 import asyncpg
@@ -40,6 +42,13 @@ async def test_what_is_committed_to_the_outbox_reaches_its_stream(tmp_path: Path
         message = await heard.next_msg(timeout=30)
         assert f"chat.events.{conversation}" == message.subject
         assert "hello" == json.loads(message.data)["event"]["content"]
+        await witness.jetstream().purge_stream("CHAT_EVENTS")
+        gateway = next(one["url"] for one in up.events if one.get("part") == "gateway" and "url" in one)
+        address = f"{gateway}/conversations/{conversation}/messages"
+        with await asyncio.to_thread(urllib.request.urlopen, address) as answer:
+            history = json.load(answer)
+        assert (True, None) == (history["complete"], history["next"]), "the database has what the stream has not"
+        assert ["hello"] == [one["event"]["content"] for one in history["messages"]]
         await witness.close()
     finally:
         up.stop()

@@ -20,6 +20,7 @@ from oncewire.gateway.pages import Pages
 from oncewire.gateway.run import serving as serving_at
 from oncewire.gateway.service import Gateway
 from oncewire.jetstream import Client, options_from
+from oncewire.outbox.archive import ConversationArchive
 from oncewire.settings import Settings, mask_url
 
 WEB = ("oncewire.gateway", "web")
@@ -95,6 +96,7 @@ async def serving(
             front=front,
             events_prefix=settings.chat_events_prefix,
             tokens_prefix=settings.chat_tokens_prefix,
+            archive=ConversationArchive(settings.postgres_url) if settings.postgres_url else None,
             pages=Pages(WEB, DEMO) if chat else Pages(WEB),
             extend=chat.add_to if chat else None,
             stop_s=settings.http_stop_ms_max / 1000,

@@ -27,9 +27,10 @@ PREFLIGHT: Final = (
 
 
 class Archive(Protocol):
-    """Where all messages of a conversation are kept: bodies above a sequence, in order, at most `limit`."""
+    """Where all messages of a conversation are kept: bodies above a sequence, in order, at most `limit`; None when it
+    does not know the conversation. `tenant` None means whoever's it is."""
 
-    async def read(self, tenant: str, conversation_id: str, after: int, limit: int) -> list[bytes]: ...
+    async def read(self, tenant: str | None, conversation_id: str, after: int, limit: int) -> list[bytes] | None: ...
 
 
 class GatewayRoutes:
@@ -117,17 +118,18 @@ class GatewayRoutes:
         self._later(request, self._messages(request, conversation_id, after, max(1, limit)))
 
     async def _messages(self, request: Request, conversation_id: str, after: int, limit: int) -> None:
+        conversation = heard_by(request.principal, conversation_id)
+        kept = None
         if self.archive is not None:
-            bodies = await self.archive.read(request.principal.tenant, conversation_id, after, limit + 1)
-        else:
-            conversation = heard_by(request.principal, conversation_id)
-            bodies = await self.gateway.node.history.messages(conversation, after, limit + 1)
+            kept = await self.archive.read(conversation.tenant, conversation_id, after, limit + 1)
+        is_complete = kept is not None
+        bodies = await self.gateway.node.history.messages(conversation, after, limit + 1) if kept is None else kept
         shown = bodies[:limit]
         last = msgspec.json.decode(shown[-1])["sequence"] if len(bodies) > limit else None
         answer = {
             "messages": [msgspec.Raw(body) for body in shown],
             "next": last,
-            "complete": self.archive is not None,
+            "complete": is_complete,
         }
         request.respond(200, ENCODE(answer), extra=self._cors(request))
 

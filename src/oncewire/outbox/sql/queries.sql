@@ -268,3 +268,16 @@ DELETE FROM outbox_messages WHERE id = $1 AND status = 'failed' RETURNING id
 
 -- name: wake
 SELECT wake_relay()
+
+-- name: history
+-- Messages of conversation $1 above sequence $2, at most $3, for tenant $4 (NULL: whoever's it is), in sequence. A
+-- conversation that is known has a row with null in place of a message, should it have none. The dedupe id is purged
+-- with its outbox row: the message's own id stands for it.
+SELECT m.sequence, replace(m.id::text, '-', ''), c.epoch, c.tenant, m.id::text, m.role, m.content, m.model, m.citations,
+        m.metadata, m.void_reason, m.created_at
+    FROM conversations c
+    LEFT JOIN LATERAL (
+        SELECT * FROM conversation_messages m WHERE m.conversation_id = c.id AND m.sequence > $2 ORDER BY m.sequence LIMIT $3
+    ) m ON true
+    WHERE c.id = $1::text::uuid AND ($4::text IS NULL OR c.tenant = $4)
+    ORDER BY m.sequence
