@@ -29,6 +29,9 @@ DEDUPE_ID = "Oncewire-Dedupe-Id"
 TENANT = "Oncewire-Tenant"
 """What a relay says about a conversation's message: a gateway reads it without the body."""
 
+NODE = "Oncewire-Node"
+"""The gateway node through which somebody is there."""
+
 DLQ_PREFIX = "Oncewire-Dlq-"
 ORIGINAL_PREFIX = "Oncewire-Orig-"
 """The original's headers stand under this prefix in a dead letter, so that they do not act again."""

@@ -137,6 +137,8 @@ class _EventPeek(Struct, frozen=True, gc=False, rename="camel"):
     type: str
     status: str = ""
     message_id: str = ""
+    user_id: str = ""
+    state: str = ""
 
 
 class _Peek(Struct, frozen=True, rename="camel"):
@@ -163,8 +165,8 @@ class Envelope:
     """A stored envelope: its bytes, and what the gateway needs to know of them."""
 
     __slots__ = (
-        "_has_replay", "_replay_frame", "body", "epoch", "is_numbered", "is_presence", "kind", "message_id", "place",
-        "sequence", "status",
+        "_has_replay", "_replay_frame", "body", "epoch", "is_numbered", "is_presence", "kind", "message_id",
+        "place", "sequence", "state", "status", "user_id",
     )  # fmt: skip
 
     def __init__(self, place: int, body: bytes, peek: _Peek, epoch: str | None) -> None:
@@ -176,6 +178,8 @@ class Envelope:
         self.kind = peek.event.type
         self.status = peek.event.status
         self.message_id = peek.event.message_id
+        self.user_id = peek.event.user_id
+        self.state = peek.event.state
         self.is_numbered = peek.event.type == NUMBERED
         self.epoch = epoch if self.is_numbered else None
         self.is_presence = peek.event.type == PRESENCE

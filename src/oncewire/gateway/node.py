@@ -11,10 +11,10 @@ import contextlib
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from oncewire.contracts.headers import EPOCH, TENANT
+from oncewire.contracts.headers import EPOCH, NODE, TENANT
 from oncewire.contracts.subjects import CHAT_PRESENCE_PREFIX
 from oncewire.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
 from oncewire.gateway.channels import Channel, Event, Listener, Look
@@ -65,6 +65,8 @@ class Node:
         self._tokens = tokens_prefix
         self._prefixes = {f"{events_prefix}.".encode(): 0, f"{tokens_prefix}.".encode(): 1}
         self._prefixes[f"{CHAT_PRESENCE_PREFIX}.".encode()] = 2
+        self.on_presence: Callable[[Conversation, str, str, str], None] = lambda *_: None
+        """Told of each presence in a room: by which node, of whom, and how they are there."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
         self._is_begun = asyncio.Event()
@@ -218,6 +220,9 @@ class Node:
             return
         if kind != 1 and conversation in self.rooms:
             rooms.setdefault(conversation, []).append(envelope)
+        if kind == 2:
+            node_id = parse_headers(message.header_raw).get(NODE, "")
+            self.on_presence(conversation, node_id, envelope.user_id, envelope.state)
         if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation in self.channels):
             channels.setdefault(conversation, []).append(self.tokens.event(self.incarnation, envelope))
 
@@ -271,6 +276,12 @@ class Node:
             del self.rooms[conversation]
             self._no_longer(conversation)
             del self._lingering[conversation]
+
+    def tell(self, conversation: Conversation, envelopes: Sequence[Envelope]) -> None:
+        """Envelopes that this node itself has to say to a room."""
+        room = self.rooms.get(conversation)
+        if room is not None:
+            self.perform(room, room.arrived(envelopes))
 
     def perform(self, room: Room, acts: Sequence[Act]) -> None:
         """Do what the rules say, in order."""

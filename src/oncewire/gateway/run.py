@@ -53,6 +53,7 @@ async def serving(
         await node.start()
         node.spawn(acks.run())
         node.spawn(presences.run())
+        node.spawn(presences.watch())
         await server.start(host, port)
         try:
             yield gateway
