@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-spark40 check format bench faults lock contracts clean
+.PHONY: help env run test test-spark40 check format bench faults lock contracts advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,5 +76,9 @@ lock: ## write requirements.lock and requirements-spark40.lock anew (needs uv)
 	@$(LOCK) pyproject.toml -o requirements.lock
 	@$(LOCK) pyproject.toml -c tests/spark/spark40.txt -o requirements-spark40.lock
 
+advisories: ## ask PyPI's advisory database about every pinned dependency (needs the network)
+	@$(PYTHON) -m venv .venv-advisories && .venv-advisories/bin/python -m pip install -q --disable-pip-version-check pip-audit
+	@.venv-advisories/bin/pip-audit -r requirements.lock --require-hashes --disable-pip --strict
+
 clean: ## remove .venv and caches, never data
-	rm -rf $(VENV) $(OLD_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) $(OLD_VENV) .venv-advisories .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
