@@ -9,7 +9,7 @@ from oncewire.broker import rules, upkeep
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Idempotency, Limits, RoutingDecision, Settle
 from oncewire.broker.image import settle_in
-from oncewire.broker.records import decode_record
+from oncewire.broker.records import decode_record, encode
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
@@ -51,7 +51,7 @@ class Table:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.state = State(limits or Limits())
-        self.desk = Desk(self.state, is_durable=True)
+        self.desk = Desk(self.state, encode)
         self.now_ms = START_MS
         self.is_holding = False
         self.log: list[bytes] = []

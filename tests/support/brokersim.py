@@ -104,7 +104,7 @@ class Simulation:
         self.state = State(LIMITS)
         self.log = Log(self.disk, lambda: next(self.ids), segment_bytes_max=3_000, snapshot_bytes_min=10_000)
         replay_into(self.state, self.log)
-        self.desk = Desk(self.state, is_durable=True)
+        self.desk = Desk(self.state, encode)
         self.clients = []
         self.first.clear()
         self.held.clear()

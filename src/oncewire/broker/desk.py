@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oncewire.broker.dispatch import dispatch
-from oncewire.broker.records import Record, encode
+from oncewire.broker.records import Record
 from oncewire.broker.rules import NO_TOPIC, Step
 from oncewire.broker.state import Group, State
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Unavailable
@@ -35,12 +35,15 @@ class _Commit:
         self.waiters: list[Waiter] = []
 
 
-class Desk:
-    """See the module's head. `is_durable` is whether records are encoded for a log."""
+Encode = Callable[[Record], bytes]
 
-    def __init__(self, state: State, *, is_durable: bool) -> None:
+
+class Desk:
+    """See the module's head. Without `encode` nothing is written anywhere."""
+
+    def __init__(self, state: State, encode: Encode | None) -> None:
         self.state = state
-        self._is_durable = is_durable
+        self._encode = encode
         self._filling = _Commit()
         self._going: _Commit | None = None
         self._answers: list[Waiter] = []
@@ -77,12 +80,17 @@ class Desk:
         filling = self._filling
         for record in records:
             filling.records.append(record)
-            if self._is_durable:
-                encoded = encode(record)
+            if self._encode is not None:
+                encoded = self._encode(record)
                 filling.encoded.append(encoded)
                 filling.bytes += len(encoded)
 
     # ---- through
+
+    @property
+    def going(self) -> list[Record]:
+        """The records on their way; what `cut` returned is their encoded form, one for one."""
+        return self._going.records if self._going is not None else []
 
     def cut(self) -> list[bytes]:
         """The next group, to be made durable. Asked only when no other is on its way."""

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from oncewire.broker.idempotency import identity_of
-from oncewire.broker.records import Body, Record, decode_body
+from oncewire.broker.records import Body, Document, Record, decode_body
 from oncewire.broker.rules import EXPIRED, bury
 from oncewire.broker.state import LEASED, READY, Flight, Group, Progress, State, Subscriber
 from oncewire.contracts.broker import Delivery
@@ -65,6 +65,9 @@ def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn:
     """Deliver from one partition until nothing is left or nobody takes more; True in the second case."""
     while (flight := _next_flight(state, progress)) is not None:
         index = progress.partition.find(flight.offset)
+        if index < 0:
+            state.later(flight)  # its message is still being read
+            continue
         held = decode_body(progress.partition.bodies[index])
         envelope = held.envelope
         if envelope is not None and envelope.deadline is not None and envelope.deadline.timestamp() * 1000 <= now_ms:
@@ -108,7 +111,7 @@ def _put_back(progress: Progress, flight: Flight) -> None:
         progress.cursor = flight.offset - 1
 
 
-def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body, now_ms: int) -> Delivery:
+def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body | Document, now_ms: int) -> Delivery:
     envelope = held.envelope
     state.counters["redelivered" if flight.attempts else "delivered"] += 1
     flight.attempts += 1

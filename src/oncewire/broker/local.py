@@ -35,10 +35,11 @@ from oncewire.broker.engine import (
 from oncewire.broker.journal import Journal, replay_into
 from oncewire.broker.log.files import Disk
 from oncewire.broker.log.writer import Log
-from oncewire.broker.records import Record
+from oncewire.broker.records import Record, encode
 from oncewire.broker.routing import Routers
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber
+from oncewire.broker.taking import Take
 from oncewire.contracts.broker import Delivery, ProduceBody
 from oncewire.errors import OncewireError, Overloaded, Unavailable
 
@@ -95,7 +96,7 @@ class LocalEngine:
         self.is_durable = journal is not None
         self.limits = state.limits
         self._state = state
-        self._desk = Desk(state, is_durable=self.is_durable)
+        self._desk = Desk(state, encode if self.is_durable else None)
         self._journal = journal
         self._disk = disk
         self._clock = clock
@@ -199,7 +200,7 @@ class LocalEngine:
     def take(
         self, tenant: str, consume: Consume, messages_max: int, wait_ms: int, done: Done[list[Delivery]]
     ) -> Subscription:
-        take = _Take(self._loop, messages_max, wait_ms, done)
+        take = Take(self._loop, messages_max, wait_ms, done)
         self.subscribe(tenant, consume, take, take.joined)
         return take
 
@@ -356,47 +357,3 @@ class _Subscription:
 
     def close(self) -> None:
         self._engine.leave(self._subscriber)
-
-
-class _Take:
-    """A long poll: a reader that leaves after its first deliveries, or when its time is over."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, messages_max: int, wait_ms: int, done: Done[list[Delivery]]
-    ) -> None:
-        self._messages_max = messages_max
-        self._done: Done[list[Delivery]] | None = done
-        self._subscription: Subscription | None = None
-        self._timer = loop.call_later(wait_ms / 1000, self._end, [])
-
-    def joined(self, subscription: Subscription | OncewireError) -> None:
-        if isinstance(subscription, OncewireError):
-            self._end(subscription)
-            return
-        self._subscription = subscription
-        if self._done is None:
-            subscription.close()
-
-    def room(self) -> int:
-        return self._messages_max if self._done is not None else 0
-
-    def deliver(self, deliveries: Sequence[Delivery]) -> None:
-        self._end(list(deliveries))
-
-    def ended(self, error: OncewireError) -> None:
-        self._end(error)
-
-    def _end(self, answer: list[Delivery] | OncewireError) -> None:
-        done, self._done = self._done, None
-        if done is None:
-            return
-        self._timer.cancel()
-        if self._subscription is not None:
-            self._subscription.close()
-        done(answer)
-
-    def resume(self) -> None:
-        """It never pauses."""
-
-    def close(self) -> None:
-        self._end([])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import Final
 
 COMPACT_MIN: Final = 1_024
@@ -29,8 +30,8 @@ class Partition:
     """One partition's messages. `head` is the index of the first one that is held; what lies before it is free."""
 
     __slots__ = (
-        "bodies", "head", "hold", "needed_bytes", "number", "offsets", "reserved", "reserved_bytes", "settled",
-        "settled_bytes", "sizes", "times", "trimmed", "trimming",
+        "behind", "bodies", "head", "hold", "needed_bytes", "number", "offsets", "reserved", "reserved_bytes",
+        "settled", "settled_bytes", "sizes", "times", "trimmed", "trimming",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -54,20 +55,47 @@ class Partition:
         """Messages that are on their way to the disk: they count against the limits and for nothing else."""
         self.trimming = -1
         """A trim up to this offset is on its way to the disk."""
+        self.behind: list[tuple[int, int, int, bytes]] | None = None
+        """While older messages are still being read from a stream: the newer ones, which wait for their turn."""
 
     def __len__(self) -> int:
         return len(self.offsets) - self.head
 
     @property
     def needed(self) -> int:
-        return len(self.offsets) - self.head - self.settled
+        return len(self.offsets) - self.head - self.settled + (len(self.behind) if self.behind else 0)
 
     def append(self, offset: int, at_ms: int, size: int, body: bytes) -> None:
+        if self.behind is not None:
+            self.behind.append((offset, at_ms, size, body))
+            return
         self.offsets.append(offset)
         self.times.append(at_ms)
         self.sizes.append(size)
         self.bodies.append(body)
         self.needed_bytes += size
+
+    def load(self, page: Sequence[tuple[int, int, int, bytes]], *, is_last: bool) -> None:
+        """Messages that were stored before those behind, in order; the last page lets those follow."""
+        behind, self.behind = self.behind, None
+        for one in page:
+            self.append(*one)
+        if is_last:
+            for one in behind or ():
+                self.append(*one)
+        else:
+            self.behind = behind
+
+    def prepend(self, page: Sequence[tuple[int, int, int, bytes]]) -> None:
+        """Settled messages that are older than all that are held."""
+        held = slice(self.head, None)
+        self.offsets = array("q", [one[0] for one in page]) + self.offsets[held]
+        self.times = array("q", [one[1] for one in page]) + self.times[held]
+        self.sizes = array("I", [one[2] for one in page]) + self.sizes[held]
+        self.bodies = [one[3] for one in page] + self.bodies[held]
+        self.head = 0
+        self.settled += len(page)
+        self.settled_bytes += sum(one[2] for one in page)
 
     def after(self, offset: int) -> int:
         """The index of the first held message behind the offset."""

@@ -68,10 +68,11 @@ class GroupSeen(Struct, array_like=True, frozen=True, tag=4, gc=False):
     at_ms: int
 
 
-class Stored(Struct, array_like=True, frozen=True, tag=5, gc=False):
+class Stored(Struct, array_like=True, tag=5, gc=False):
     topic: int
     partition: int
     offset: int
+    """Given out before it is written, or by the server that stores it: then it is set when that is confirmed."""
     at_ms: int
     size: int
     """Bytes of key and value."""
@@ -90,6 +91,9 @@ class Acked(Struct, array_like=True, frozen=True, tag=6, gc=False):
     offset: int
     at_ms: int
     identity: bytes = b""
+    attempts: int = 0
+    """With the owner, for those who read settlements elsewhere: the broker needs neither again."""
+    owner: str = ""
 
 
 class Retried(Struct, array_like=True, frozen=True, tag=7, gc=False):
@@ -101,6 +105,7 @@ class Retried(Struct, array_like=True, frozen=True, tag=7, gc=False):
     due_at_ms: int
     last_error: str
     at_ms: int
+    owner: str = ""
 
 
 class Buried(Struct, array_like=True, frozen=True, tag=8, gc=False):
@@ -108,7 +113,8 @@ class Buried(Struct, array_like=True, frozen=True, tag=8, gc=False):
     group: int
     partition: int
     offset: int
-    letter: Stored
+    letter: Stored | None
+    """None when it stands in a stream of its own already."""
 
 
 class Trimmed(Struct, array_like=True, frozen=True, tag=9, gc=False):
@@ -193,4 +199,27 @@ encode = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode
 decode_kept = msgspec.msgpack.Decoder(Kept).decode
 encode_body = encode
-decode_body = msgspec.msgpack.Decoder(Body).decode
+_decode_packed = msgspec.msgpack.Decoder(Body).decode
+
+
+class Document(Struct, omit_defaults=True, frozen=True):
+    """A body where others read it too: in the stream of a topic."""
+
+    key: str
+    value: str
+    envelope: DeliveredEnvelope | None = None
+    routing: Routing | None = None
+
+
+_encode_json = msgspec.json.Encoder().encode
+_decode_document = msgspec.json.Decoder(Document).decode
+_OPENING = b"{"[0]
+
+
+def encode_document(body: tuple[str, str, DeliveredEnvelope | None, Routing | None]) -> bytes:
+    return _encode_json(Document(*body))
+
+
+def decode_body(held: bytes) -> Body | Document:
+    """Both forms: a MessagePack array never begins like a JSON object."""
+    return _decode_document(held) if held[0] == _OPENING else _decode_packed(held)

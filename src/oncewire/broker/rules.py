@@ -13,8 +13,9 @@ written), and goes out when all that was proposed before it is durable. Nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -44,6 +45,7 @@ from oncewire.broker.records import (
     Acked,
     Body,
     Buried,
+    Document,
     GroupMade,
     Marked,
     Record,
@@ -52,7 +54,6 @@ from oncewire.broker.records import (
     TopicGone,
     TopicMade,
     decode_body,
-    encode_body,
 )
 from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
 from oncewire.contracts.broker import (
@@ -126,22 +127,51 @@ def delete_topic(state: State, tenant: str, name: str) -> Step:
 # ---- producing
 
 
-class Place(NamedTuple):
+class Spread(Protocol):
+    """A topic, as far as a place is chosen by it."""
+
+    @property
+    def partitions(self) -> Sized: ...
+
+
+P = TypeVar("P", bound=Spread)
+
+
+class Place(NamedTuple, Generic[P]):
     """Where a message goes, and the envelope that its readers will see."""
 
-    topic: Topic
+    topic: P
     partition: int
     envelope: BrokerEnvelope | None
 
 
 def produce(state: State, now_ms: int, tenant: str, body: ProduceBody, decision: RoutingDecision | None = None) -> Step:
     """Store a message, or say why not. A duplicate is a success that stores nothing."""
-    envelope = body.envelope
-    if envelope is not None and envelope.deadline is not None and _is_past(envelope.deadline, now_ms):
-        return Step(ContractViolation(EXPIRED, field="envelope.deadline"))
-    place = place_of(state, tenant, body, decision)
+    if (late := expired(now_ms, body)) is not None:
+        return Step(late)
+    place = place_of(state.topics, state.counters, tenant, body, decision)
     if isinstance(place, OncewireError):
         return Step(place)
+    return accept(state, now_ms, tenant, body, place, routing_of(decision))
+
+
+def expired(now_ms: int, body: ProduceBody) -> ContractViolation | None:
+    envelope = body.envelope
+    if envelope is not None and envelope.deadline is not None and _is_past(envelope.deadline, now_ms):
+        return ContractViolation(EXPIRED, field="envelope.deadline")
+    return None
+
+
+def routing_of(decision: RoutingDecision | None) -> Routing | None:
+    if decision is None or not (decision.label or decision.meta):
+        return None
+    return Routing(label=decision.label, meta=decision.meta)
+
+
+def accept(
+    state: State, now_ms: int, tenant: str, body: ProduceBody, place: Place[Topic], routing: Routing | None
+) -> Step:
+    """Store a message in its place, unless its key was used or there is no room."""
     topic, number, envelope = place
     if topic.is_leaving:
         return Step(NotFound(f"{NO_TOPIC} (create it first)"), waits=True)
@@ -155,16 +185,23 @@ def produce(state: State, now_ms: int, tenant: str, body: ProduceBody, decision:
     if (full := _full(state, topic, number, size)) is not None:
         state.counters["refused_full"] += 1
         return Step(full)
-    routing = (
-        Routing(label=decision.label, meta=decision.meta) if decision and (decision.label or decision.meta) else None
-    )
     expires_at_ms = 0
     if identity:
         expires_at_ms = now_ms + state.limits.idempotency_ttl_ms
         state.pending.add((tenant, body.topic, identity))
-    held = encode_body((body.key, body.value, envelope, routing))
+    held = state.encode_body((body.key, body.value, envelope, routing))
     record = _reserve(topic, number, now_ms, size, held, identity, body.topic if identity else "", expires_at_ms)
     return Step(Produced(body.topic, number, record.offset), (record,))
+
+
+def take_back(state: State, record: Stored) -> None:
+    """It was not stored after all: it stands there already."""
+    topic = state.numbered[record.topic]
+    partition = topic.partitions[record.partition]
+    partition.reserved -= 1
+    partition.reserved_bytes -= record.size
+    state.pending.discard((topic.tenant, record.requested, record.identity))
+    state.counters["deduplicated"] += 1
 
 
 def _reserve(
@@ -179,7 +216,13 @@ def _reserve(
     return Stored(topic.number, number, offset, now_ms, size, held, identity, requested, expires_at_ms)
 
 
-def place_of(state: State, tenant: str, body: ProduceBody, decision: RoutingDecision | None) -> Place | OncewireError:
+def place_of(
+    topics: Mapping[tuple[str, str], P],
+    counters: dict[str, int],
+    tenant: str,
+    body: ProduceBody,
+    decision: RoutingDecision | None,
+) -> Place[P] | OncewireError:
     """The router's choice where it holds; else the producer's own, whose mistakes are the producer's."""
     own = body.envelope
     if decision is not None and (decision.target_topic or decision.partition_override is not None):
@@ -192,16 +235,18 @@ def place_of(state: State, tenant: str, body: ProduceBody, decision: RoutingDeci
                 else (own.partition_override if own else None)
             ),
         )
-        place = _place(state, tenant, body, routed)
+        place = _place(topics, tenant, body, routed)
         if isinstance(place, Place):
             return place
-        state.counters["router_failures"] += 1
-    return _place(state, tenant, body, own)
+        counters["router_failures"] += 1
+    return _place(topics, tenant, body, own)
 
 
-def _place(state: State, tenant: str, body: ProduceBody, envelope: BrokerEnvelope | None) -> Place | OncewireError:
+def _place(
+    topics: Mapping[tuple[str, str], P], tenant: str, body: ProduceBody, envelope: BrokerEnvelope | None
+) -> Place[P] | OncewireError:
     name = envelope.target_topic if envelope is not None and envelope.target_topic else body.topic
-    topic = state.topics.get((tenant, name))
+    topic = topics.get((tenant, name))
     if topic is None:
         return NotFound(f"{NO_TOPIC} (create it first)")
     override = envelope.partition_override if envelope is not None else None
@@ -352,7 +397,9 @@ def _ack(state: State, now_ms: int, flight: Flight) -> Step:
         work = group.worked.get(flight.identity)
         if work is not None and work.status == PENDING and work.offset == flight.offset:
             identity = flight.identity
-    record = Acked(group.topic.number, group.number, progress.partition.number, flight.offset, now_ms, identity)
+    number = progress.partition.number
+    topic = group.topic.number
+    record = Acked(topic, group.number, number, flight.offset, now_ms, identity, flight.attempts, flight.owner)
     return Step(None, (record,))
 
 
@@ -401,6 +448,7 @@ def _retry(state: State, now_ms: int, flight: Flight, due_at_ms: int, reason: st
         due_at_ms,
         reason,
         now_ms,
+        flight.owner,
     )
 
 
@@ -420,7 +468,12 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     index = progress.partition.find(flight.offset)
     if index < 0:
         return []
+    body = _letter(decode_body(progress.partition.bodies[index]), topic, flight, number, reason, now_ms)
+    size, held = progress.partition.sizes[index], state.encode_body((body.key, body.value, body.envelope, body.routing))
     records: list[Record] = []
+    if not state.keeps_graveyards:
+        _settling(state, flight)
+        return [Buried(topic.number, group.number, number, flight.offset, Stored(0, number, -1, now_ms, size, held))]
     name = (topic.tenant, DEAD_PREFIX + topic.name)
     graveyard = state.topics.get(name) or state.making.get(name)
     if graveyard is None:
@@ -429,17 +482,14 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     elif graveyard.is_leaving:
         state.later(flight)
         return []
-    held = decode_body(progress.partition.bodies[index])
-    letter = _letter(held, topic, flight, number, reason, now_ms)
-    size = progress.partition.sizes[index]
     to = number % len(graveyard.partitions)
-    stored = _reserve(graveyard, to, now_ms, size, encode_body(letter), b"", "", 0)
+    stored = _reserve(graveyard, to, now_ms, size, held, b"", "", 0)
     _settling(state, flight)
     records.append(Buried(topic.number, group.number, number, flight.offset, stored))
     return records
 
 
-def _letter(held: Body, topic: Topic, flight: Flight, number: int, reason: str, now_ms: int) -> Body:
+def _letter(held: Body | Document, topic: Topic, flight: Flight, number: int, reason: str, now_ms: int) -> Body:
     from_ = DeadLetter(
         original_topic=topic.name,
         original_partition=number,

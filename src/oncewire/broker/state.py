@@ -17,9 +17,9 @@ Deliveries, leases and owners are neither: they live in memory and end with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
@@ -36,8 +36,11 @@ from oncewire.broker.records import (
     TopicGone,
     TopicMade,
     Trimmed,
+    encode_body,
 )
 from oncewire.contracts.broker import RetryPolicy
+
+T = TypeVar("T")
 
 LEASED: Final = 1
 WAITING: Final = 2
@@ -50,6 +53,25 @@ COUNTERS: Final = (
     "produced", "produced_bytes", "deduplicated", "refused_full", "delivered", "redelivered", "acked", "nacked",
     "lease_timeouts", "dead_lettered", "expired", "trimmed", "router_failures", "commits_failed",
 )  # fmt: skip
+
+
+class Slots(Generic[T]):
+    """What belongs to some partitions of a topic, by their numbers. Its length is that of the whole topic."""
+
+    __slots__ = ("_count", "_held")
+
+    def __init__(self, count: int, held: Iterable[tuple[int, T]]) -> None:
+        self._count = count
+        self._held = dict(held)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._held.values())
+
+    def __getitem__(self, number: int) -> T:
+        return self._held[number]
 
 
 class Flight:
@@ -107,17 +129,21 @@ class Progress:
             return False
         offsets, ahead = self.partition.offsets, self.ahead
         index = self.partition.after(self.floor)
-        if index < len(offsets) and offsets[index] != offset:
+        if offsets[index] != offset if index < len(offsets) else self.partition.behind is not None:
             ahead.add(offset)
             return False
         self.floor = offset
-        index += 1
+        self.absorb()
+        return True
+
+    def absorb(self) -> None:
+        """Let the floor rise over what is settled above it."""
+        offsets, ahead, index = self.partition.offsets, self.ahead, self.partition.after(self.floor)
         while ahead and index < len(offsets) and offsets[index] in ahead:
             self.floor = offsets[index]
             ahead.remove(self.floor)
             index += 1
         self.cursor = max(self.cursor, self.floor)
-        return True
 
     def trim(self, offset: int) -> None:
         """The partition forgets everything up to the offset, whether this group had it or not."""
@@ -128,12 +154,7 @@ class Progress:
         self.ahead = {one for one in self.ahead if one > offset}
         for one in [one for one in self.flights if one <= offset]:
             self.flights.pop(one).state = CLOSED
-        offsets, index = self.partition.offsets, self.partition.after(offset)
-        while self.ahead and index < len(offsets) and offsets[index] in self.ahead:
-            self.floor = offsets[index]
-            self.ahead.remove(self.floor)
-            index += 1
-        self.cursor = max(self.cursor, self.floor)
+        self.absorb()
 
 
 class Subscriber:
@@ -166,7 +187,7 @@ class Group:
         self.recorded_at_ms = seen_at_ms
         """What a restart would know of `seen_at_ms`."""
         self.is_lapsed = False
-        self.progress = [Progress(self, partition) for partition in topic.partitions]
+        self.progress = Slots(len(topic.partitions), ((one.number, Progress(self, one)) for one in topic.partitions))
         self.subscribers: list[Subscriber] = []
         self.turn = 0
         self.busy: dict[int, None] = {}
@@ -182,12 +203,22 @@ class Topic:
         "readers", "tenant",
     )  # fmt: skip
 
-    def __init__(self, number: int, tenant: str, name: str, partitions: int, created_at_ms: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        tenant: str,
+        name: str,
+        partitions: int,
+        created_at_ms: int,
+        held: Iterable[int] | None = None,
+    ) -> None:
         self.number = number
         self.tenant = tenant
         self.name = name
         self.created_at_ms = created_at_ms
-        self.partitions = [Partition(number) for number in range(partitions)]
+        kept = range(partitions) if held is None else held
+        self.partitions = Slots(partitions, ((one, Partition(one)) for one in kept))
+        """All of them, or those that are this state's to decide about."""
         self.next_offset = 0
         self.groups: dict[str, Group] = {}
         self.readers: dict[Group, None] = {}
@@ -205,11 +236,17 @@ class Topic:
         return groups or list(self.groups.values())
 
 
+EncodeBody = Callable[[Any], bytes]
+
+
 class State:
     """See the module's head."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, encode: EncodeBody = encode_body, *, keeps_graveyards: bool = True) -> None:
         self.limits = limits
+        self.encode_body = encode
+        self.keeps_graveyards = keeps_graveyards
+        """Whether dead letters are this state's too; else whoever asks must take them elsewhere."""
         self.topics: dict[tuple[str, str], Topic] = {}
         self.numbered: dict[int, Topic] = {}
         self.groups: dict[int, Group] = {}
@@ -348,7 +385,7 @@ def _stored(state: State, record: Stored) -> None:
     state.store(topic, record)
     state.counters["produced"] += 1
     state.counters["produced_bytes"] += record.size
-    if record.identity:
+    if record.requested:
         key = (topic.tenant, record.requested)
         entries = state.produced.setdefault(key, Produced())
         state.entries += record.identity not in entries
@@ -406,10 +443,11 @@ def make_ready(state: State, flight: Flight) -> None:
 
 
 def _buried(state: State, record: Buried) -> None:
-    graveyard = state.numbered[record.letter.topic]
-    graveyard.is_graveyard = True
-    state.store(graveyard, record.letter)
-    state.look_to_trim(graveyard, graveyard.partitions[record.letter.partition])
+    if record.letter is not None:
+        graveyard = state.numbered[record.letter.topic]
+        graveyard.is_graveyard = True
+        state.store(graveyard, record.letter)
+        state.look_to_trim(graveyard, graveyard.partitions[record.letter.partition])
     _settle(state, state.groups[record.group], record.partition, record.offset)
     state.counters["dead_lettered"] += 1
 
