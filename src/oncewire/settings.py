@@ -286,7 +286,11 @@ class Settings:
     )
 
     broker_engine: str = setting(
-        "local", "broker.engine", "ONCEWIRE_BROKER_ENGINE", "What keeps the broker's messages.", check=one_of("local")
+        "local",
+        "broker.engine",
+        "ONCEWIRE_BROKER_ENGINE",
+        "What keeps the broker's messages.",
+        check=one_of("local", "jetstream"),
     )
     broker_listen: str = setting(
         "127.0.0.1:8080",
@@ -297,6 +301,9 @@ class Settings:
     )
     broker_wal: str = setting(
         "", "broker.wal", "ONCEWIRE_BROKER_WAL", "Folder of the broker's log; without it, memory."
+    )
+    broker_owner_lease_ms: int = number(
+        3_000, "broker.owner_lease_ms", "How long a node that is gone keeps its partitions from others.", 100, 600_000
     )
     broker_router: str = setting("", "broker.router", "ONCEWIRE_BROKER_ROUTER", "The broker's router, module:callable.")
     broker_router_ms_max: int = number(500, "broker.router_ms_max", "Time that a router has for an answer.", 1, 60_000)

@@ -209,10 +209,22 @@ def _lacks(found: Any, wanted: Any, at: str = "") -> str:
 @contextlib.asynccontextmanager
 async def local_broker(settings: dict[str, str], folder: Path) -> AsyncIterator[int]:
     """The local engine behind the HTTP front, with the settings of a scenario."""
+    async with _broker(settings, {"broker_wal": str(folder) if "wal" in settings else ""}) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def jetstream_broker(settings: dict[str, str], url: str) -> AsyncIterator[int]:
+    """A node of the engine over JetStream behind the HTTP front, with the settings of a scenario."""
+    async with _broker(settings, {"broker_engine": "jetstream", "nats_url": url}) as port:
+        yield port
+
+
+@contextlib.asynccontextmanager
+async def _broker(settings: dict[str, str], more: dict[str, str]) -> AsyncIterator[int]:
     from oncewire.cli.broker import serving
     from oncewire.settings import resolve
 
     flags = {f"broker_{name}": value for name, value in settings.items() if name != "wal"}
-    flags |= {"broker_listen": "127.0.0.1:0", "broker_wal": str(folder) if "wal" in settings else ""}
-    async with serving(resolve(flags, {}, {}).settings) as (server, _):
+    async with serving(resolve({**flags, **more, "broker_listen": "127.0.0.1:0"}, {}, {}).settings) as (server, _):
         yield server.port

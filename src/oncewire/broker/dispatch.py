@@ -134,3 +134,13 @@ def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body | Docu
         routing=held.routing,
         envelope=envelope,
     )
+
+
+def has_work(state: State, progress: Progress) -> bool:
+    """Whether there is something to deliver, whoever takes it."""
+    if progress.ready:
+        return True
+    offsets = progress.partition.offsets
+    return len(progress.flights) < state.limits.in_flight_max and progress.partition.after(progress.cursor) < len(
+        offsets
+    )

@@ -207,6 +207,10 @@ class Sink(Protocol):
 class Subscription(Protocol):
     """The engine's end of a reader."""
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether it has asked for messages elsewhere and has no answer yet."""
+
     def resume(self) -> None:
         """There is room again."""
 

@@ -44,6 +44,14 @@ def capture(state: State) -> Image:
     return parts
 
 
+def capture_progress(state: State) -> list[Kept]:
+    """Groups and how far they are, without messages: for states whose messages stand elsewhere."""
+    kept: list[Kept] = [Heads(state.next_topic, state.next_group)]
+    for group in state.groups.values():
+        kept += _group(group)()
+    return kept
+
+
 def _topic(topic: Topic) -> Callable[[], Iterator[Kept]]:
     trimmed = [partition.trimmed for partition in topic.partitions]
     kept = TopicKept(

@@ -352,6 +352,10 @@ class _Subscription:
         self._engine = engine
         self._subscriber = subscriber
 
+    @property
+    def is_looking(self) -> bool:
+        return False
+
     def resume(self) -> None:
         self._engine.resume(self._subscriber)
 

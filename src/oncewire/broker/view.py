@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from oncewire.broker.engine import GroupShown, PartitionLag, PartitionShown, TopicShown, TopicStats
 from oncewire.broker.messages import Partition
 from oncewire.broker.rules import NO_TOPIC
@@ -25,6 +27,30 @@ def show_topic(state: State, tenant: str, name: str) -> TopicShown | NotFound:
         topic.created_at_ms,
         partitions,
         tuple(_group(group) for _, group in sorted(topic.groups.items())),
+    )
+
+
+def show_partition(topic: Topic, number: int) -> tuple[PartitionShown, tuple[GroupShown, ...]]:
+    """One partition, and how far the groups are in it."""
+    return _partition(topic.partitions[number]), tuple(_group(group) for _, group in sorted(topic.groups.items()))
+
+
+def merge_groups(parts: Iterable[GroupShown]) -> tuple[GroupShown, ...]:
+    """What groups are in several partitions, by their names."""
+    found: dict[str, list[GroupShown]] = {}
+    for part in parts:
+        found.setdefault(part.name, []).append(part)
+    return tuple(
+        GroupShown(
+            name,
+            sum(one.lag for one in ones),
+            sum(one.in_flight for one in ones),
+            sum(one.retries for one in ones),
+            max(one.consumers for one in ones),
+            all(one.is_lapsed for one in ones),
+            tuple(lag for one in ones for lag in one.partitions),
+        )
+        for name, ones in sorted(found.items())
     )
 
 
@@ -74,4 +100,20 @@ def _stats(topic: Topic) -> TopicStats:
         sum(len(partition) for partition in topic.partitions),
         sum(partition.needed_bytes + partition.settled_bytes for partition in topic.partitions),
         groups,
+    )
+
+
+def merge_stats(parts: list[TopicStats]) -> TopicStats:
+    """A topic whose partitions are counted one by one."""
+    groups: dict[str, tuple[int, tuple[PartitionLag, ...]]] = {}
+    for part in parts:
+        for name, consumers, lags in part.groups:
+            readers, before = groups.get(name, (0, ()))
+            groups[name] = (max(readers, consumers), (*before, *lags))
+    return TopicStats(
+        parts[0].tenant,
+        parts[0].name,
+        sum(part.messages for part in parts),
+        sum(part.bytes for part in parts),
+        tuple((name, consumers, lags) for name, (consumers, lags) in groups.items()),
     )

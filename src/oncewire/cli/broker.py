@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import http
-from oncewire.broker.engine import Limits, Router
+from oncewire import http, topology
+from oncewire.broker.engine import Engine, Limits, Router
+from oncewire.broker.jetstream.engine import open_jetstream
 from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
 from oncewire.broker.routes import BrokerRoutes
@@ -22,7 +23,8 @@ from oncewire.checks import split_address
 from oncewire.cli import edge, face
 from oncewire.cli.board import Board
 from oncewire.errors import Refused
-from oncewire.settings import Settings
+from oncewire.jetstream import Client, options_from
+from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
     from oncewire.broker.log.inspect import LogShown
@@ -44,11 +46,18 @@ def broker() -> None:
 
 
 @broker.command()
-@click.option("--engine", "broker_engine", help="What keeps the messages [default local].")
+@click.option(
+    "--engine",
+    "broker_engine",
+    metavar="local|jetstream",
+    help="What keeps the messages: a log here, or streams that many nodes share [default local].",
+)
 @click.option("--listen", "broker_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8080].")
 @click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
 @click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
-@face.setting_options("auth_keys", *LIMITS, "broker_router_ms_max")
+@face.setting_options(
+    "auth_keys", *LIMITS, "broker_router_ms_max", "broker_owner_lease_ms", "nats_url", "env"
+)
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM.
@@ -57,9 +66,11 @@ def run(*, as_json: bool, **flags: Any) -> None:
     Examples:
       oncewire broker run --wal ./queue
       oncewire broker run --listen 127.0.0.1:9000 --wal ./queue --broker-lease-ms 30000 --json
+      oncewire broker run --engine jetstream --nats-url nats://localhost:4222 --listen 127.0.0.1:9001
     \b
-    With --wal, what was answered survives a power cut. Without credentials (--auth-keys, or auth.jwks in the settings)
-    it listens on this machine only, and everybody here may do everything.
+    With --wal, what was answered survives a power cut. With --engine jetstream it does what the NATS server does, and
+    any number of nodes serve the same topics. Without credentials (--auth-keys, or auth.jwks in the settings) it
+    listens on this machine only, and everybody here may do everything.
     """
     face.run(_run(face.load(flags).settings, Board(as_json)))
 
@@ -71,11 +82,14 @@ async def _run(settings: Settings, board: Board) -> None:
     async with serving(settings) as (server, routes):
         host, _ = _address(settings)
         url = edge.url_of(settings, host, server.port)
-        where = (
-            f"its log in {settings.broker_wal}" if settings.broker_wal else "in memory: a restart forgets everything"
+        board.line(f"broker on {url}, {where(settings)}")
+        board.event(
+            "serving",
+            url=url,
+            engine=settings.broker_engine,
+            wal=settings.broker_wal,
+            wal_enabled=routes.engine.is_durable,
         )
-        board.line(f"broker on {url}, {where}")
-        board.event("serving", url=url, wal=settings.broker_wal, wal_enabled=routes.engine.is_durable)
         await stop.wait()
     board.line("stopped")
     board.event("end", answers=sum(server.answers.values()))
@@ -84,23 +98,41 @@ async def _run(settings: Settings, board: Board) -> None:
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
     """A broker that listens. At the end requests in hand are answered before the log is closed."""
-    async with edge.fronts(settings) as front:
-        engine = await open_local(
-            Path(settings.broker_wal) if settings.broker_wal else None,
-            limits=_of(Limits, settings),
-            router=load_router(settings.broker_router) if settings.broker_router else None,
-            router_timeout_ms=settings.broker_router_ms_max,
-        )
+    async with contextlib.AsyncExitStack() as stack:
+        front = await stack.enter_async_context(edge.fronts(settings))
+        engine = await _open(settings, stack)
+        stack.push_async_callback(engine.stop)
+        routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
+        server = routes.server = front(routes.routes())
+        await server.start(*_address(settings))
         try:
-            routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
-            server = routes.server = front(routes.routes())
-            await server.start(*_address(settings))
-            try:
-                yield server, routes
-            finally:
-                await server.stop(settings.http_stop_ms_max / 1000)
+            yield server, routes
         finally:
-            await engine.stop()
+            await server.stop(settings.http_stop_ms_max / 1000)
+
+
+def where(settings: Settings) -> str:
+    """Where its messages are."""
+    if settings.broker_engine == "jetstream":
+        return f"its topics in {mask_url(settings.nats_url)}"
+    return f"its log in {settings.broker_wal}" if settings.broker_wal else "in memory: a restart forgets everything"
+
+
+async def _open(settings: Settings, stack: contextlib.AsyncExitStack) -> Engine:
+    limits = _of(Limits, settings)
+    router = load_router(settings.broker_router) if settings.broker_router else None
+    if settings.broker_engine == "local":
+        folder = Path(settings.broker_wal) if settings.broker_wal else None
+        return await open_local(folder, limits=limits, router=router, router_timeout_ms=settings.broker_router_ms_max)
+    client = await stack.enter_async_context(Client(options_from(settings, name="oncewire broker")))
+    return await open_jetstream(
+        client,
+        limits=limits,
+        router=router,
+        router_timeout_ms=settings.broker_router_ms_max,
+        owner_lease_ms=settings.broker_owner_lease_ms,
+        declared=topology.load(settings=settings),
+    )
 
 
 def _of(kind: type[Any], settings: Settings) -> Any:

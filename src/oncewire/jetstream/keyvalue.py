@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -127,7 +127,7 @@ class KeyValue:
         key, is_deleted = message.subject.removeprefix(self._prefix), _OPERATION in message.headers
         return Entry(key, message.payload, parse_reply(message.reply).sequence, is_deleted)
 
-    async def watch(self, pattern: str = ">") -> AsyncIterator[Entry]:
+    async def watch(self, pattern: str = ">") -> AsyncGenerator[Entry]:
         """Each key's present value, then every change, deletions included. Ends when the caller stops iterating."""
         async with contextlib.AsyncExitStack() as stack:
             subject = self._prefix + pattern

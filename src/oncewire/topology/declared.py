@@ -15,7 +15,7 @@ from oncewire.topology.findings import errors
 from oncewire.topology.lint import lint
 from oncewire.topology.model import Env, Topology
 
-CATALOGS = ("runtime", "contracts", "platform", "chat", "buckets", "dlq", "released")
+CATALOGS = ("runtime", "contracts", "platform", "chat", "buckets", "dlq", "broker", "released")
 """In the order in which streams are made: dead letters last, since they come out of all others."""
 
 SHOWN_MAX = 5

@@ -1,0 +1,218 @@
+"""Which topics there are: a bucket that all nodes watch, and a stream for each topic.
+
+The entry decides: who writes it first makes the topic, its revision is the topic's number, and deleting it deletes the
+topic. The stream follows and bears the number, so that whoever needs it can make what a crash left out, and take away
+what a crash left behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from oncewire.broker.jetstream import names
+from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
+from oncewire.jetstream import Client
+
+WINDOW_MS_MIN: Final = 100
+"""The server's own least duplicate window."""
+WATCH_AGAIN_S: Final = 0.25
+CATCH_UP_S_MAX: Final = 5.0
+NUMBER: Final = "oncewire_topic_number"
+_log = logging.getLogger(__name__)
+
+
+class Entry(msgspec.Struct, frozen=True):
+    partitions: int
+    at_ms: int
+
+
+class Listed(msgspec.Struct, frozen=True, weakref=True):
+    """A topic as all nodes know it."""
+
+    number: int
+    tenant: str
+    name: str
+    count: int
+    at_ms: int
+    stream: str
+    prefix: str
+
+    @property
+    def partitions(self) -> range:
+        return range(self.count)
+
+
+def listed(number: int, tenant: str, name: str, entry: Entry) -> Listed:
+    stream, prefix = names.stream_of(tenant, name), names.prefix_of(tenant, name)
+    return Listed(number, tenant, name, entry.partitions, entry.at_ms, stream, prefix)
+
+
+_decode_entry = msgspec.json.Decoder(Entry).decode
+
+
+class Catalog:
+    """See the module's head. `gone` is told each topic that is no more."""
+
+    def __init__(self, client: Client, replicas: int, window_ms: int, gone: Callable[[Listed], None]) -> None:
+        self._client = client
+        self._kv = client.kv(names.TOPICS)
+        self._replicas = replicas
+        self._window_ns = max(window_ms, WINDOW_MS_MIN) * 1_000_000
+        self._gone = gone
+        self._seen = 0
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.topics: dict[tuple[str, str], Listed] = {}
+        self.numbered: dict[int, Listed] = {}
+
+    async def open(self) -> None:
+        self._task = asyncio.create_task(self._watch(), name="broker-topics")
+        await self.catch_up()
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- watching
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._kv.watch()) as changes:
+                    async for change in changes:
+                        tenant, name = names.names_of(change.key)
+                        if change.is_deleted:
+                            self._drop(tenant, name, change.revision)
+                        else:
+                            self._add(listed(change.revision, tenant, name, _decode_entry(change.value)))
+                        self._seen = max(self._seen, change.revision)
+                        self._moved.set()
+            except (OncewireError, msgspec.DecodeError) as error:
+                _log.warning("the list of topics is watched anew: %s", error)
+                await asyncio.sleep(WATCH_AGAIN_S)
+
+    def _add(self, topic: Listed) -> None:
+        key = (topic.tenant, topic.name)
+        known = self.topics.get(key)
+        if known is not None and known.number < topic.number:
+            self._drop(*key, topic.number)
+        if known is None or known.number < topic.number:
+            self.topics[key] = topic
+            self.numbered[topic.number] = topic
+
+    def _drop(self, tenant: str, name: str, revision: int) -> None:
+        known = self.topics.get((tenant, name))
+        if known is not None and known.number < revision:
+            del self.topics[tenant, name]
+            self.numbered.pop(known.number, None)
+            self._gone(known)
+
+    async def catch_up(self) -> None:
+        """Know at least all that stood there when this was asked."""
+        info = await self._client.api(f"STREAM.INFO.KV_{names.TOPICS}")
+        last = info["state"]["last_seq"] if info["state"]["messages"] else 0
+        async with asyncio.timeout(CATCH_UP_S_MAX):
+            while self._seen < last:
+                self._moved.clear()
+                await self._moved.wait()
+
+    # ---- topics
+
+    async def find(self, tenant: str, name: str) -> Listed | None:
+        """A topic, also one that another node has just made."""
+        known = self.topics.get((tenant, name))
+        if known is None and (entry := await self._kv.get(names.key_of(tenant, name))) is not None:
+            known = listed(entry.revision, tenant, name, _decode_entry(entry.value))
+            self._add(known)
+        return known
+
+    async def create(self, tenant: str, name: str, partitions: int, now_ms: int) -> Listed:
+        """Make a topic, or find the one that is there."""
+        entry = Entry(partitions, now_ms)
+        try:
+            number = await self._kv.create(names.key_of(tenant, name), msgspec.json.encode(entry))
+        except Conflict:
+            if (known := await self.find(tenant, name)) is None:
+                raise Unavailable(f"topic {name!r} is being made or deleted just now", retry_after_s=0.1) from None
+        else:
+            known = listed(number, tenant, name, entry)
+            self._add(known)
+        await self.ensure(known)
+        return known
+
+    async def delete(self, topic: Listed) -> None:
+        """Its entry goes first: from then on it is gone, whatever is left of it."""
+        await self._kv.delete(names.key_of(topic.tenant, topic.name), topic.number)
+        self._drop(topic.tenant, topic.name, topic.number + 1)
+        await self._delete_stream(topic.stream)
+        for stream, subject in (
+            (names.RECORDS, f"broker_records.{topic.number}.>"),
+            (names.SNAPSHOTS, f"broker_snapshots.{topic.number}.>"),
+            (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.part.{topic.number}.>"),
+        ):
+            await self._client.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+
+    async def _delete_stream(self, stream: str) -> None:
+        with contextlib.suppress(NotFound):
+            await self._client.api(f"STREAM.DELETE.{stream}")
+
+    # ---- streams
+
+    async def ensure(self, topic: Listed) -> None:
+        """See that the topic's stream is there, and that it is this topic's."""
+        wanted = self._config(topic)
+        try:
+            info = await self._client.api(f"STREAM.INFO.{topic.stream}")
+        except NotFound:
+            await self._make(wanted)
+            return
+        found = info["config"]
+        number = int((found.get("metadata") or {}).get(NUMBER) or 0)
+        if number < topic.number:
+            current = await self._kv.get(names.key_of(topic.tenant, topic.name))
+            if current is None or current.revision != topic.number:
+                raise NotFound("topic does not exist")
+            await self._delete_stream(topic.stream)
+            await self._make(wanted)
+        elif number > topic.number:
+            raise NotFound("topic does not exist")
+        elif found.get("duplicate_window", 0) < self._window_ns:
+            await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": self._window_ns})
+
+    async def remember_longer(self, topic: Listed, window_ms: int) -> None:
+        """Refuse repeated ids for so long: a dead letter must stay single as long as it lives."""
+        info = await self._client.api(f"STREAM.INFO.{topic.stream}")
+        if info["config"].get("duplicate_window", 0) < window_ms * 1_000_000:
+            config = info["config"] | {"duplicate_window": window_ms * 1_000_000}
+            await self._client.api(f"STREAM.UPDATE.{topic.stream}", config)
+
+    async def _make(self, config: dict[str, Any]) -> None:
+        with contextlib.suppress(Conflict):  # another node was quicker
+            await self._client.api(f"STREAM.CREATE.{config['name']}", config)
+
+    def _config(self, topic: Listed) -> dict[str, Any]:
+        return {
+            "name": topic.stream,
+            "description": "A topic of the broker",
+            "subjects": [f"{topic.prefix}.>"],
+            "retention": "limits",
+            "storage": "file",
+            "discard": "old",
+            "num_replicas": self._replicas,
+            "duplicate_window": self._window_ns,
+            "allow_direct": True,
+            "allow_atomic": True,
+            "metadata": {
+                NUMBER: str(topic.number),
+                "oncewire_topic": topic.name,
+                "oncewire_tenant": topic.tenant,
+                "oncewire_partitions": str(topic.count),
+            },
+        }

@@ -1,0 +1,492 @@
+"""One partition at its owner: its state, its desk, and the way of its records to the server and back.
+
+    OPENING ──► OPEN ──► DOUBTING ──► OPEN …        a commit whose outcome nobody knows: the streams are read again
+       │          │          │
+       ▼          ▼          ▼
+      GONE ◄──────┴──────────┘    taken by another node, deleted, or the session ended; through LEAVING when in order
+
+A commit is what the desk cut: messages go to the topic's stream, all else as one packed record to the stream of
+records, and it counts when both are confirmed. Messages carry the fence, so that none of them can land behind a
+successor's back; a packed record expects the record before it, so that a stale owner settles nothing. A message's
+offset is the sequence that the server gave it.
+
+Nothing is delivered unless the node's session holds on its monotonic clock at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from functools import partial
+from typing import Any, Final, Protocol
+
+from oncewire.broker import rules
+from oncewire.broker.desk import Desk
+from oncewire.broker.engine import Consume, Idempotency, Limits, Produced, Settle, Sink
+from oncewire.broker.image import settle_in
+from oncewire.broker.jetstream import names, packed
+from oncewire.broker.jetstream.catalog import Listed
+from oncewire.broker.jetstream.sending import Frame, Outlet, Sending, expect, fence, is_fenced
+from oncewire.broker.records import Buried, Record, Stored, Trimmed, encode_document
+from oncewire.broker.rules import Place, Step
+from oncewire.broker.state import State, Subscriber, Topic
+from oncewire.broker.upkeep import tick
+from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
+from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, TooLarge, Unavailable
+from oncewire.jetstream import codes
+from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
+
+SNAPSHOT_RECORDS: Final = 20_000
+"""Records after which a snapshot is due, besides as many as the last snapshot held."""
+HEADER_RESERVE: Final = 8 << 10
+"""Kept free below the server's largest message, for headers and for a dead letter's own fields."""
+_log = logging.getLogger(__name__)
+
+Page = list[tuple[int, int, int, bytes]]
+
+
+class Phase(Enum):
+    OPENING = "opening"
+    OPEN = "open"
+    DOUBTING = "doubting"
+    LEAVING = "leaving"
+    """What is on its way is finished, nothing new begins."""
+    GONE = "gone"
+
+
+class Home(Protocol):
+    """What a cell needs from its node."""
+
+    limits: Limits
+    outlet: Outlet
+
+    @property
+    def node(self) -> str: ...
+    @property
+    def is_held(self) -> bool:
+        """Whether the session holds at this moment."""
+
+    def clock(self) -> int: ...
+    def wake(self, cell: Cell) -> None:
+        """Look at the cell once the requests that came together are all in."""
+
+    def bury(self, cell: Cell, record: Buried, done: Callable[[OncewireError | None], None]) -> None:
+        """Store a dead letter where it belongs, once."""
+
+    def doubt(self, cell: Cell) -> None:
+        """Read again what is stored."""
+
+    def purge(self, cell: Cell, sequence: int) -> None:
+        """Let the topic's stream forget the partition's messages below a sequence."""
+
+    def snapshot(self, cell: Cell) -> None: ...
+
+
+class CellDesk(Desk):
+    """A desk whose dead letters are taken to their own topic before the settlement is written."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__(cell.state, packed.encode_for_stream)
+        self._cell = cell
+
+    def submit(self, step: Step, done: Callable[[Any], None]) -> None:
+        if not any(type(record) is Buried and record.letter for record in step.records):
+            super().submit(step, done)
+            return
+
+        def shipped(records: list[Record], error: OncewireError | None) -> None:
+            if error is not None:
+                done(error)
+            else:
+                Desk.submit(self, Step(step.answer, tuple(records), step.waits), done)
+                self._cell.home.wake(self._cell)
+
+        self._ship(step.records, shipped)
+
+    def propose(self, records: Iterable[Record]) -> None:
+        now: list[Record] = []
+        for record in records:
+            if type(record) is Buried and record.letter:
+                self._ship((record,), self._shipped)
+            else:
+                now.append(record)
+        super().propose(now)
+
+    def _shipped(self, records: list[Record], error: OncewireError | None) -> None:
+        if error is None:
+            super().propose(records)
+            self._cell.home.wake(self._cell)
+
+    def _ship(self, records: Sequence[Record], done: Callable[[list[Record], OncewireError | None], None]) -> None:
+        letters = [record for record in records if type(record) is Buried]
+        left = len(letters)
+        failure: OncewireError | None = None
+
+        def one(error: OncewireError | None) -> None:
+            nonlocal left, failure
+            left -= 1
+            failure = failure or error
+            if left:
+                return
+            if failure is None and self._cell.phase is Phase.GONE:
+                failure = self._cell.gone_error()
+            if failure is not None:
+                for letter in letters:
+                    self._cell.keep_flying(letter)
+            done([_without_letter(record) for record in records], failure)
+
+        for letter in letters:
+            self._cell.home.bury(self._cell, letter, one)
+
+
+def _without_letter(record: Record) -> Record:
+    if type(record) is not Buried:
+        return record
+    return Buried(record.topic, record.group, record.partition, record.offset, None)
+
+
+class Cell:
+    """See the module's head. takeover.py opens it and reads what is stored."""
+
+    def __init__(self, home: Home, topic: Listed, partition: int) -> None:
+        self.home = home
+        self.node = home.node
+        """Whose it is: the session in which it was taken."""
+        self.topic = topic
+        self.partition = partition
+        self.subject = f"{topic.prefix}.{partition}"
+        self.fence_subject = f"{self.subject}.fence"
+        self.records_subject = names.records_of(topic.number, partition)
+        self._subject = self.subject.encode()
+        self._records_subject = self.records_subject.encode()
+        self.phase = Phase.OPENING
+        self.loss = ""
+        """Why it is gone."""
+        self.lease_revision = 0
+        self.record_sequence = 0
+        """Of the last packed record."""
+        self.message_sequence = 0
+        """All messages up to here are known."""
+        self.loaded_from = 0
+        """Kept messages below this sequence are settled by all groups and were not read."""
+        self.snapshot_sequence = 0
+        self.snapshot_size = 0
+        self.marks: list[tuple[int, int]] = []
+        self.records_since = 0
+        self.is_snapshotting = False
+        self.trims: deque[tuple[int, int]] = deque()
+        """When a trimmed message was stored, and its offset: it is purged once its key may be used again."""
+        self.on_gone: list[Callable[[], None]] = []
+        self._message_head = b""
+        self._going_left = 0
+        self._sendings: list[Sending] = []
+        self._error: OncewireError | None = None
+        self._is_uncertain = False
+        self._numbers = {topic.name: topic.number}
+        """Of the topics that producers named."""
+        self.begin_anew()
+        self.set_fence(0)
+
+    def begin_anew(self) -> None:
+        """An empty state, to be filled from what is stored."""
+        topic = self.topic
+        self.state = State(self.home.limits, encode_document, keeps_graveyards=False)
+        self.held = Topic(topic.number, topic.tenant, topic.name, topic.count, topic.at_ms, (self.partition,))
+        self.state.add_topic(self.held)
+        self.desk: Desk = CellDesk(self)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.topic.number, self.partition
+
+    @property
+    def messages(self) -> Any:
+        return self.held.partitions[self.partition]
+
+    def set_fence(self, sequence: int) -> None:
+        self.fence = sequence
+        self._message_head = fence(sequence, self.fence_subject)
+
+    # ---- requests
+
+    def refused(self) -> OncewireError | None:
+        if self.phase is not Phase.OPEN:
+            return self.gone_error()
+        if self.desk.is_full:
+            return Unavailable("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000)
+        return None
+
+    def gone_error(self) -> OncewireError:
+        where = f"partition {self.partition} of topic {self.topic.name!r}"
+        if self.loss == rules.NO_TOPIC:
+            return NotFound(f"{rules.NO_TOPIC} (create it first)")
+        return Unavailable(f"{where} is {self.loss or 'catching up'}: try again", retry_after_s=0.1)
+
+    def submit(self, step: Step, done: Callable[[Any], None]) -> None:
+        self.desk.submit(step, done)
+        if self.desk.can_cut:
+            self.home.wake(self)
+
+    def produce(
+        self,
+        body: ProduceBody,
+        requested: int,
+        envelope: BrokerEnvelope | None,
+        routing: Routing | None,
+        done: Callable[[Produced | OncewireError], None],
+    ) -> None:
+        """`requested` is the number of the topic that the producer named, 0 when there is none."""
+        self._numbers[body.topic] = requested
+        place = Place(self.held, self.partition, envelope)
+        step = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, place, routing)
+        if not step.records:
+            self.submit(step, done)
+            return
+        (stored,) = step.records
+        assert type(stored) is Stored
+        if len(stored.body) + HEADER_RESERVE > self.home.outlet.connection.server.max_payload:
+            rules.take_back(self.state, stored)
+            done(TooLarge(f"the message has {len(stored.body)} bytes as stored, more than the NATS server takes"))
+            return
+        self.submit(Step(stored, step.records), partial(_answer_produced, done, body.topic))
+
+    def store_letter(self, identity: bytes, size: int, body: bytes, done: Callable[[Any], None]) -> None:
+        """A dead letter of another topic: no limit holds it up."""
+        self.held.is_graveyard = True
+        stored = Stored(self.topic.number, self.partition, 0, self.home.clock(), size, body, identity)
+        messages = self.messages
+        messages.reserved += 1
+        messages.reserved_bytes += size
+        self.submit(Step(None, (stored,)), done)
+
+    def settle(self, request: Settle, done: Callable[[Any], None]) -> None:
+        self.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
+
+    def idempotency(self, request: Idempotency, done: Callable[[Any], None]) -> None:
+        self.submit(rules.idempotency(self.state, self.home.clock(), self.topic.tenant, request), done)
+
+    def enter(self, consume: Consume, done: Callable[[OncewireError | None], None]) -> None:
+        self.submit(rules.enter(self.state, self.home.clock(), self.topic.tenant, consume), done)
+
+    def join(self, consume: Consume, sink: Sink) -> Subscriber | OncewireError:
+        return rules.join(self.state, self.home.clock(), self.topic.tenant, consume, sink)
+
+    def resume(self, subscriber: Subscriber) -> None:
+        if subscriber.is_open and subscriber.group.busy:
+            self.state.stirred[subscriber.group] = None
+            self.home.wake(self)
+
+    def keep_flying(self, letter: Buried) -> None:
+        """Its letter could not be stored: the message stays unsettled and is looked at again."""
+        group = self.state.groups.get(letter.group)
+        flight = group.progress[letter.partition].flights.get(letter.offset) if group else None
+        if flight is not None and flight.is_settling:
+            flight.is_settling = False
+            self.state.settling.pop(flight, None)
+            self.state.later(flight)
+
+    # ---- through
+
+    def look(self) -> None:
+        """Send what waits, deliver what can be delivered."""
+        self._go()
+        self.hand_out()
+        self._go()
+
+    def hand_out(self) -> None:
+        if self.phase is Phase.OPEN and self.home.is_held:
+            self.desk.hand_out(self.home.clock())
+
+    def tick(self, now_ms: int) -> None:
+        if self.phase is Phase.OPEN:
+            self.desk.propose(tick(self.state, now_ms))
+            self._purge(now_ms)
+            self.look()
+
+    def _go(self) -> None:
+        if self.phase not in (Phase.OPEN, Phase.LEAVING) or not self.desk.can_cut or self._going_left:
+            return
+        encoded = self.desk.cut()
+        messages: list[Frame] = []
+        records: list[bytes] = []
+        for record, payload in zip(self.desk.going, encoded, strict=True):
+            if type(record) is Stored:
+                messages.append((self._subject, self._header_of(record), payload))
+            else:
+                records.append(payload)
+        self._error = None
+        self._is_uncertain = False
+        self._sendings = []
+        self._going_left = 1
+        if records:
+            self._send_records(records)
+        if messages:
+            self._send_messages(messages, 0)
+        self._part_ended()
+
+    def _header_of(self, record: Stored) -> bytes:
+        if not record.identity:
+            return self._message_head
+        if record.requested:
+            name = names.message_id(self._numbers[record.requested], record.requested, record.identity)
+        else:
+            name = names.letter_id(record.identity)
+        return self._message_head + f"Nats-Msg-Id: {name}\r\n".encode()
+
+    def _send_records(self, encoded: list[bytes]) -> None:
+        groups = packed.groups_of(self.state, self.desk.going)
+        frames: list[Frame] = []
+        after = self.record_sequence
+        for run in packed.split(encoded):
+            head, before = (expect(after), after) if not frames else (b"", packed.SAME_BATCH)
+            frames.append((self._records_subject, head, packed.pack(self.node, before, groups, run)))
+        self._going_left += 1
+        self._begin(frames, self._records_sent, is_batch=len(frames) > 1)
+
+    def _send_messages(self, frames: list[Frame], first: int, *, is_batch: bool | None = None) -> None:
+        """At most a batch at a time, one behind the other, so that a fence stops all that follow."""
+        self._going_left += 1
+        part = frames[first : first + BATCH_MESSAGES_MAX]
+
+        def sent(sending: Sending) -> None:
+            if sending.error is not None and sending.error.server_code == codes.BATCH_DUPLICATE:
+                self._send_messages(frames, first, is_batch=False)
+            else:
+                self._sendings.append(sending)
+                if sending.error is None and first + len(part) < len(frames):
+                    self._send_messages(frames, first + len(part))
+                self._note(sending)
+            self._part_ended()
+
+        self._begin(part, sent, is_batch=is_batch)
+
+    def _begin(self, frames: list[Frame], done: Callable[[Sending], None], *, is_batch: bool | None) -> None:
+        failed = self.home.outlet.send(frames, done, is_batch=is_batch)
+        if isinstance(failed, OncewireError):
+            self._error = failed
+            self._part_ended()
+
+    def _records_sent(self, sending: Sending) -> None:
+        if sending.error is None:
+            self.record_sequence = sending.sequences[-1]
+        self._note(sending)
+        self._part_ended()
+
+    def _note(self, sending: Sending) -> None:
+        self._error = self._error or sending.error
+        self._is_uncertain |= not sending.is_nothing_stored
+
+    def _part_ended(self) -> None:
+        self._going_left -= 1
+        if self._going_left or self.phase is Phase.GONE:
+            return
+        if self._error is not None:
+            self._commit_failed(self._error)
+        else:
+            self._committed()
+
+    def _committed(self) -> None:
+        desk = self.desk
+        self._give_offsets()
+        trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
+        self.records_since += len(desk.going)
+        desk.applied()
+        self.trims.extend((at_ms, record.offset) for record, at_ms in trimmed)
+        if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
+            self.home.snapshot(self)
+        self._go()
+        desk.answered()
+        self.hand_out()
+        self._go()
+
+    def _give_offsets(self) -> None:
+        """Each message has the sequence that the server gave it; one that stood there already is taken back."""
+        stored = (record for record in self.desk.going if type(record) is Stored)
+        has_duplicates = False
+        for sending in self._sendings:
+            duplicates = set(sending.duplicates)
+            for at, sequence in enumerate(sending.sequences):
+                record = next(stored)
+                if at in duplicates:
+                    record.offset = -1
+                    rules.take_back(self.state, record)
+                    has_duplicates = True
+                else:
+                    record.offset = sequence - 1
+                    self.message_sequence = max(self.message_sequence, sequence)
+        if has_duplicates:
+            self.desk.going[:] = [one for one in self.desk.going if type(one) is not Stored or one.offset >= 0]
+
+    def _stored_at(self, record: Trimmed) -> int:
+        index = self.messages.find(record.offset)
+        return self.messages.times[index] if index >= 0 else self.home.clock()
+
+    def _commit_failed(self, error: OncewireError) -> None:
+        """Nothing counts before the streams were read again."""
+        told = error
+        if is_fenced(error):
+            told = Unavailable("another node has taken this partition: try again", retry_after_s=0.1)
+        if self._is_uncertain:
+            told = OutcomeUnknown(f"outcome unknown: {error.message}", retry_after_s=1.0)
+        self.phase = Phase.DOUBTING
+        self.desk.failed(told)
+        self.home.doubt(self)
+
+    # ---- life
+
+    def opened(self) -> None:
+        """What is stored is known: requests may come."""
+        settle_in(self.state)
+        for name in self.state.counters:
+            self.state.counters[name] = 0
+        self.phase = Phase.OPEN
+
+    def load(self, page: Page, *, is_last: bool) -> None:
+        """Older messages, in order."""
+        self.messages.load(page, is_last=is_last)
+        for group in self.state.groups.values():
+            group.progress[self.partition].absorb()
+            self.state.stir(group, self.partition)
+        self.state.hold_again(self.held)
+        if not self.state.groups:
+            self.state.look_to_trim(self.held, self.messages)
+
+    def leave(self, why: str) -> None:
+        """Not ours any more. Those who wait are told; readers look for the new owner."""
+        if self.phase is Phase.GONE:
+            return
+        was_open, self.phase, self.loss = self.phase in (Phase.OPEN, Phase.LEAVING), Phase.GONE, why
+        if was_open:
+            self._tell_all()
+        for told in self.on_gone:
+            told()
+        self.on_gone.clear()
+
+    def _tell_all(self) -> None:
+        error = self.gone_error()
+        if self._going_left:
+            self._going_left = 0
+            unknown = OutcomeUnknown(f"outcome unknown: {error.message}", retry_after_s=1.0)
+            self.desk.failed(error if isinstance(error, NotFound) else unknown)
+        elif not self.desk.is_idle:
+            self.desk.cut()
+            self.desk.failed(error)
+
+    def _purge(self, now_ms: int) -> None:
+        """Nothing younger than the TTL of keys goes: the server would forget them."""
+        oldest_ms, last = now_ms - self.home.limits.idempotency_ttl_ms, -1
+        while self.trims and self.trims[0][0] <= oldest_ms:
+            last = self.trims.popleft()[1]
+        if last >= 0:
+            self.home.purge(self, last + 2)
+
+
+def _answer_produced(
+    done: Callable[[Produced | OncewireError], None], topic: str, answer: Stored | OncewireError
+) -> None:
+    if isinstance(answer, OncewireError):
+        done(answer)
+    else:
+        done(Produced(topic, answer.partition, answer.offset, answer.offset < 0))

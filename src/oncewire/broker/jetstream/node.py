@@ -1,0 +1,571 @@
+"""A node: the cells that it owns, and the way to those that it does not.
+
+Requests find a partition's owner in this order: a cell that is open here; the node that was the owner last time; the
+partition's entry in the bucket of leases; and when nobody has it, the node that should, which takes it when it is
+asked. A node that is asked for what it does not have says who has it. What is idle is owned by nobody until it is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from oncewire.broker.engine import Consume, Limits
+from oncewire.broker.jetstream import names, ops, packed
+from oncewire.broker.jetstream.catalog import Catalog, Listed
+from oncewire.broker.jetstream.cell import Cell, Phase
+from oncewire.broker.jetstream.link import Link
+from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request, Unsent
+from oncewire.broker.jetstream.readers import Fan, Guest
+from oncewire.broker.jetstream.sending import Outlet
+from oncewire.broker.jetstream.session import Session
+from oncewire.broker.jetstream.takeover import OnStep, Taker, no_step
+from oncewire.broker.local import Clock
+from oncewire.broker.records import Buried
+from oncewire.broker.rules import NO_TOPIC
+from oncewire.broker.view import show_partition
+from oncewire.contracts.broker import DEAD_PREFIX
+from oncewire.errors import Conflict, NotFound, OncewireError, Refused, Unavailable
+from oncewire.jetstream import Client, Outgoing
+
+NODES_S: Final = 0.05
+"""How often it is looked who is there."""
+POKE_S: Final = 1.0
+TAKES_MAX: Final = 32
+ROUTE_EXTRA_S: Final = 10.0
+STEP_S: Final = 0.005
+ATTACH_AGAIN_S: Final = 0.05
+STOP_S_MAX: Final = 10.0
+RECORDS_AGE_MS: Final = 7 * 86_400_000
+"""For so long records stay for others to read, after a snapshot covers them."""
+MARKS_PER_AGE: Final = 14
+_log = logging.getLogger(__name__)
+
+Done = Callable[[Any], None]
+Local = Callable[[Cell, Done], None]
+
+
+class Node:
+    """See the module's head. What the engine asks goes through `at_owner`."""
+
+    def __init__(self, client: Client, limits: Limits, lease_ms: int, replicas: int, clock: Clock) -> None:
+        self.limits = limits
+        self.clock = clock
+        self.client = client
+        self.outlet = Outlet(client.connection)
+        self.catalog = Catalog(client, replicas, limits.idempotency_ttl_ms, self._topic_gone)
+        self.session = Session(client, lease_ms, self._session_lost, self._session_begun, self._nodes_moved)
+        self.link = Link(client, self._on_request, self._on_notice)
+        self.taker = Taker(client)
+        self.cells: dict[tuple[int, int], Cell] = {}
+        self.fans: dict[int, Fan] = {}
+        self.is_stopping = False
+        self.letters_failed = ""
+        self._lease_s = lease_ms / 1000
+        self._readers = 0
+        self._owners: dict[tuple[int, int], str] = {}
+        self._guests: dict[tuple[str, int], Guest] = {}
+        self._nodes: set[str] = set()
+        self._taking: dict[tuple[int, int], asyncio.Task[str]] = {}
+        self._takes = asyncio.Semaphore(TAKES_MAX)
+        self._woken: dict[Cell, None] = {}
+        self._is_waking = False
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._poked_at = 0.0
+
+    # ---- life
+
+    def watch_steps(self, on_step: OnStep = no_step) -> None:
+        """Tell each step of a takeover by its name: tests stop a process there."""
+        self.taker = Taker(self.client, on_step)
+
+    async def open(self) -> None:
+        await self.catalog.open()
+        await self.session.open()
+        self._nodes = {self.session.node}
+        self.spawn(self._watch_nodes())
+
+    async def stop(self) -> None:
+        """Hand over what is ours, in order, then leave."""
+        self.is_stopping = True
+        for fan in list(self.fans.values()):
+            fan.ended(Unavailable("the broker is stopping", retry_after_s=1.0))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S_MAX):
+                await asyncio.gather(*(self.release(cell) for cell in list(self.cells.values())))
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.session.close()
+        self.link.close()
+        self.outlet.close()
+        await self.catalog.close()
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, OncewireError):  # ours are for those who wait
+            _log.error("a task of the broker failed", exc_info=error)
+
+    @property
+    def node(self) -> str:
+        return self.session.node
+
+    @property
+    def is_held(self) -> bool:
+        return self.session.is_held
+
+    def wake(self, cell: Cell) -> None:
+        self._woken[cell] = None
+        if not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._awake)
+
+    def _awake(self) -> None:
+        self._is_waking = False
+        woken, self._woken = self._woken, {}
+        for cell in woken:
+            cell.look()
+
+    def tick(self, now_ms: int) -> None:
+        for cell in list(self.cells.values()):
+            cell.tick(now_ms)
+
+    # ---- finding the owner
+
+    def at_owner(self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done) -> None:
+        """Ask the owner: here by `local`, elsewhere by `request`."""
+        key = (topic.number, partition)
+        cell = self.cells.get(key)
+        if cell is not None and cell.phase is Phase.OPEN:
+            local(cell, done)
+            return
+        node = self._owners.get(key)
+        if cell is None and node is not None and node != self.node and self.session.is_there(node):
+
+            def answered(answer: Any) -> None:
+                if isinstance(answer, (Moved, Unsent)):
+                    self._owners.pop(key, None)
+                    self.spawn(self._route(topic, partition, request, local, done))
+                else:
+                    done(answer)
+
+            self.link.ask(node, request(), answered)
+            return
+        self.spawn(self._route(topic, partition, request, local, done))
+
+    async def _route(
+        self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done
+    ) -> None:
+        key = (topic.number, partition)
+        deadline = time.monotonic() + self._lease_s + ROUTE_EXTRA_S
+        problem: OncewireError = Unavailable("nobody owns the partition yet", retry_after_s=0.5)
+        while time.monotonic() < deadline and not self.is_stopping:
+            if topic.number not in self.catalog.numbered:
+                done(NotFound(f"{NO_TOPIC} (create it first)"))
+                return
+            try:
+                node = await self._owner(topic, partition)
+            except Unavailable as error:
+                problem = error
+                await asyncio.sleep(ATTACH_AGAIN_S)
+                continue
+            except OncewireError as error:
+                done(error)
+                return
+            cell = self.cells.get(key)
+            if node == self.node and cell is not None and cell.phase is Phase.OPEN:
+                local(cell, done)
+                return
+            if node == self.node:
+                await asyncio.sleep(STEP_S)
+                continue
+            answer = await self._ask(node, request())
+            if not isinstance(answer, (Moved, Unsent)):
+                done(answer)
+                return
+            self._owners.pop(key, None)
+            if isinstance(answer, Moved) and answer.node and self.session.is_there(answer.node):
+                self._owners[key] = answer.node
+            await asyncio.sleep(STEP_S)
+        done(Unavailable("the broker is stopping", retry_after_s=1.0) if self.is_stopping else problem)
+
+    def _ask(self, node: str, request: Request) -> asyncio.Future[Any]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self.link.ask(node, request, answer.set_result)
+        return answer
+
+    async def _owner(self, topic: Listed, partition: int) -> str:
+        """Who has it, or who should: then it is taken by being asked."""
+        key = (topic.number, partition)
+        if key in self.cells:
+            return self.node
+        known = self._owners.get(key)
+        if known is not None and known != self.node and self.session.is_there(known):
+            return known
+        owned = await self.taker.owner_of(*key)
+        node = owned.node if owned.node and self.session.is_there(owned.node) else ""
+        if not node or node == self.node:
+            node = names.preferred(self.session.nodes, *key)
+        if node == self.node:
+            return await self._take(topic, partition)
+        self._owners[key] = node
+        return node
+
+    async def _take(self, topic: Listed, partition: int) -> str:
+        """Own it. The name of the owner when somebody else is."""
+        key = (topic.number, partition)
+        if key not in self._taking:
+            self._taking[key] = self.spawn(self._take_once(topic, partition))
+            self._taking[key].add_done_callback(lambda _: self._taking.pop(key, None))
+        return await asyncio.shield(self._taking[key])
+
+    async def _take_once(self, topic: Listed, partition: int) -> str:
+        async with self._takes:
+            if (topic.number, partition) in self.cells:
+                return self.node
+            if not self.is_held or self.is_stopping:
+                raise Unavailable("this node has no session", retry_after_s=0.1)
+            cell = Cell(self, topic, partition)
+            self.cells[cell.key] = cell
+            try:
+                await self.catalog.ensure(topic)
+                owner = await self.taker.take(cell, lambda node: node == self.node or not self.session.is_there(node))
+            except BaseException as error:
+                self._drop(cell, "between owners")
+                if isinstance(error, (Refused, TimeoutError)) and not isinstance(error, NotFound):
+                    raise Unavailable(f"partition {partition} was not taken: {error}", retry_after_s=0.1) from error
+                raise
+            if owner != cell.node:
+                self._drop(cell, "another node's")
+                self._owners[cell.key] = owner
+            elif cell.node != self.node or cell.phase is not Phase.OPEN:
+                self._drop(cell, "between owners")
+                raise Unavailable("the session ended meanwhile", retry_after_s=0.1)
+            else:
+                cell.look()
+            return owner
+
+    def _drop(self, cell: Cell, why: str) -> None:
+        if self.cells.get(cell.key) is cell:
+            del self.cells[cell.key]
+        cell.leave(why)
+
+    # ---- requests of other nodes
+
+    def _on_request(self, node: str, request: Request, done: Done) -> None:
+        if isinstance(request, ops.Fetch):
+            guest = self._guests.get((node, request.reader))
+            done(guest.fetch(request.count) if guest is not None and self.is_held else [])
+        elif isinstance(request, ops.Leave):
+            if (guest := self._guests.pop((node, request.reader), None)) is not None:
+                guest.leave()
+            done(None)
+        else:
+            cell = self.cells.get((request.number, request.partition))
+            if cell is not None and cell.phase is Phase.OPEN:
+                self._serve(cell, node, request, done)
+            else:
+                self.spawn(self._serve_soon(node, request, done))
+
+    async def _serve_soon(self, node: str, request: Placed, done: Done) -> None:
+        """Take the partition if nobody has it."""
+        key = (request.number, request.partition)
+        topic = self.catalog.numbered.get(request.number)
+        try:
+            if topic is None:
+                await self.catalog.catch_up()
+                topic = self.catalog.numbered.get(request.number)
+            if topic is None:
+                done(NotFound(f"{NO_TOPIC} (create it first)"))
+                return
+            owner = await self._take(topic, request.partition)
+        except OncewireError as error:
+            done(Moved(error.message) if isinstance(error, Unavailable) else error)
+            return
+        cell = self.cells.get(key)
+        if owner == self.node and cell is not None and cell.phase is Phase.OPEN:
+            self._serve(cell, node, request, done)
+        else:
+            done(Moved("the partition is elsewhere", node=owner if owner != self.node else ""))
+
+    def _serve(self, cell: Cell, node: str, request: Placed, done: Done) -> None:
+        if isinstance(request, ops.Produce):
+            if (refused := cell.refused()) is not None:
+                done(refused)
+                return
+            cell.produce(request.body, request.requested, request.envelope, request.routing, done)
+        elif isinstance(request, ops.Settling):
+            cell.settle(request.settle, done)
+        elif isinstance(request, ops.Mark):
+            cell.idempotency(request.step, done)
+        elif isinstance(request, ops.Letter):
+            cell.store_letter(request.identity, request.size, request.body, done)
+        elif isinstance(request, ops.Show):
+            self.show(cell, done)
+        else:
+            guest = self._guests.setdefault((node, request.reader), Guest(self, node, request.reader))
+            guest.attach(cell, request.consume, done)
+
+    def _on_notice(self, node: str, notice: Hint | Detached) -> None:
+        fan = self.fans.get(notice.reader)
+        if fan is None:
+            return
+        if isinstance(notice, Hint):
+            fan.hint(node)
+        else:
+            self._owners.pop((fan.topic.number, notice.partition), None)
+            fan.left_there(node, notice.partition)
+
+    # ---- readers
+
+    def fan(self, topic: Listed, consume: Consume, sink: Any, *, is_poll: bool) -> Fan:
+        self._readers += 1
+        fan = Fan(self, self._readers, topic, consume, sink, is_poll=is_poll)
+        self.fans[fan.number] = fan
+        return fan
+
+    def forget(self, fan: Fan) -> None:
+        self.fans.pop(fan.number, None)
+
+    def enter(self, cell: Cell, consume: Consume, done: Done) -> None:
+        if consume.group in cell.held.groups or cell.loaded_from <= cell.messages.trimmed + 2:
+            cell.enter(consume, done)
+        else:
+            self.spawn(self._enter_whole(cell, consume, done))
+
+    async def _enter_whole(self, cell: Cell, consume: Consume, done: Done) -> None:
+        try:
+            await self.taker.read_prefix(cell)
+        except OncewireError as error:
+            done(error)
+            return
+        if (refused := cell.refused()) is not None:
+            done(refused)
+        else:
+            cell.enter(consume, done)
+
+    def join(self, fan: Fan, partition: int, done: Done) -> None:
+        """Attach a reader at a partition's owner, once."""
+
+        def local(cell: Cell, told: Done) -> None:
+            fan.attach_here(cell, told)
+
+        def joined(answer: str | OncewireError | None) -> None:
+            if isinstance(answer, str):
+                fan.attached_there(answer, partition)
+            done(answer if isinstance(answer, OncewireError) else None)
+
+        request = ops.Join(fan.topic.number, partition, fan.number, fan.consume)
+        self.at_owner(fan.topic, partition, lambda: request, local, joined)
+
+    def attach(self, fan: Fan, partition: int) -> None:
+        """Find the owner anew, until there is one or the reader is gone."""
+
+        def joined(answer: OncewireError | None) -> None:
+            if answer is None or not fan.is_open or self.is_stopping:
+                return
+            if isinstance(answer, NotFound):
+                fan.ended(answer)
+            else:
+                self._loop.call_later(ATTACH_AGAIN_S, self.attach, fan, partition)
+
+        if fan.is_open and not self.is_stopping:
+            self.join(fan, partition, joined)
+
+    def show(self, cell: Cell, done: Done) -> None:
+        async def whole() -> None:
+            try:
+                await self.taker.read_prefix(cell)
+            except OncewireError as error:
+                done(error)
+                return
+            done(ops.Shown(*show_partition(cell.held, cell.partition)))
+
+        self.spawn(whole())
+
+    # ---- what cells ask
+
+    def bury(self, cell: Cell, record: Buried, done: Callable[[OncewireError | None], None]) -> None:
+        assert record.letter is not None
+        group = cell.state.groups[record.group].name
+        identity = names.letter_identity(cell.topic.number, group, record.partition, record.offset)
+        self.spawn(self._bury(cell, identity, record.letter.size, record.letter.body, done))
+
+    async def _bury(self, cell: Cell, identity: bytes, size: int, body: bytes, done: Done) -> None:
+        name = DEAD_PREFIX + cell.topic.name
+        try:
+            grave = await self.catalog.find(cell.topic.tenant, name)
+            if grave is None:
+                grave = await self.catalog.create(cell.topic.tenant, name, cell.topic.count, self.clock())
+            await self.catalog.remember_longer(grave, self.limits.dead_letter_age_ms)
+        except OncewireError as error:
+            self.letters_failed = f"dead letters of {cell.topic.name!r} cannot be stored: {error.message}"
+            done(error)
+            return
+        partition = cell.partition % grave.count
+        request = ops.Letter(grave.number, partition, identity, size, body)
+
+        def stored(answer: OncewireError | None) -> None:
+            failed = answer if isinstance(answer, OncewireError) else None
+            self.letters_failed = f"a dead letter cannot be stored: {failed.message}" if failed else ""
+            done(failed)
+
+        def local(at: Cell, told: Done) -> None:
+            at.store_letter(identity, size, body, told)
+
+        self.at_owner(grave, partition, lambda: request, local, stored)
+
+    def doubt(self, cell: Cell) -> None:
+        self.spawn(self._read_again(cell))
+
+    async def _read_again(self, cell: Cell) -> None:
+        while cell.phase is Phase.DOUBTING:
+            try:
+                await self.taker.read_again(cell)
+                cell.look()
+            except (Conflict, NotFound) as lost:
+                if self.catalog.numbered.get(cell.topic.number) is None:
+                    self._drop(cell, NO_TOPIC)
+                else:
+                    _log.info("%s is given up: %s", cell.subject, lost.message)
+                    self._drop(cell, "another node's")
+            except (OncewireError, TimeoutError) as error:
+                _log.info("%s is still in doubt: %s", cell.subject, error)
+                await asyncio.sleep(ATTACH_AGAIN_S)
+
+    def purge(self, cell: Cell, sequence: int) -> None:
+        self.spawn(self._purge(cell.topic.stream, cell.subject, sequence))
+
+    async def _purge(self, stream: str, subject: str, sequence: int) -> None:
+        try:
+            await self.client.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": sequence})
+        except OncewireError as error:
+            _log.info("%s was not trimmed, a later trim will: %s", subject, error.message)
+
+    def snapshot(self, cell: Cell) -> None:
+        cell.is_snapshotting = True
+        self.spawn(self._snapshot(cell))
+
+    async def _snapshot(self, cell: Cell) -> None:
+        covers, now_ms = cell.record_sequence, self.clock()
+        since, cell.records_since = cell.records_since, 0
+        parts = packed.snapshot(cell.state, cell.partition, covers, now_ms, cell.marks)
+        prefix = names.snapshot_of(*cell.key)
+        messages = [
+            Outgoing(
+                f"{prefix}.{number}", part, expected_last_subject_sequence=None if number else cell.snapshot_sequence
+            )
+            for number, part in enumerate(parts)
+        ]
+        try:
+            if len(messages) == 1:
+                cell.snapshot_sequence = (await self.client.publish_one(messages[0])).sequence
+            else:
+                ack = await self.client.publish_atomic(messages)
+                cell.snapshot_sequence = ack.sequence - len(messages) + 1
+            cell.snapshot_size = sum(map(len, parts)) // 100
+            await self._forget_records(cell, covers, now_ms)
+        except OncewireError as error:
+            cell.records_since += since
+            _log.info("no snapshot of %s was written, the next one will be: %s", cell.records_subject, error.message)
+        finally:
+            cell.is_snapshotting = False
+
+    async def _forget_records(self, cell: Cell, covers: int, now_ms: int) -> None:
+        """Records that snapshots have covered for long enough go."""
+        old = [mark for mark in cell.marks if mark[0] <= now_ms - RECORDS_AGE_MS]
+        if old:
+            body = {"filter": cell.records_subject, "seq": old[-1][1] + 1}
+            await self.client.api(f"STREAM.PURGE.{names.RECORDS}", body)
+        kept = cell.marks[len(old) :]
+        if not kept or kept[-1][0] <= now_ms - RECORDS_AGE_MS // MARKS_PER_AGE:
+            kept = [*kept, (now_ms, covers)]
+        cell.marks = kept
+
+    # ---- coming and going
+
+    async def release(self, cell: Cell) -> None:
+        """Finish what is on its way, write down where it stands, and let another node have it."""
+        if cell.phase is not Phase.OPEN:
+            return
+        cell.phase = Phase.LEAVING
+        cell.look()
+        while cell.phase is Phase.LEAVING and not cell.desk.is_idle:  # noqa: ASYNC110 - rare, and short
+            await asyncio.sleep(STEP_S)
+        if cell.phase is not Phase.LEAVING:
+            return
+        if cell.records_since:
+            await self._snapshot(cell)
+        try:
+            await self.taker.release(cell)
+        except OncewireError as error:
+            _log.info("%s was not released in order: %s", cell.subject, error.message)
+        self._drop(cell, "between owners")
+
+    async def _watch_nodes(self) -> None:
+        while True:
+            await asyncio.sleep(NODES_S)
+            self._nodes_moved()
+            now = time.monotonic()
+            if now - self._poked_at > POKE_S:
+                self._poked_at = now
+                for fan in list(self.fans.values()):
+                    fan.poke()
+
+    def _nodes_moved(self) -> None:
+        nodes = set(self.session.nodes)
+        gone, come, self._nodes = self._nodes - nodes, nodes - self._nodes, nodes
+        for node in gone:
+            self._node_gone(node)
+        if come - {self.node}:
+            self.spawn(self._spread())
+
+    def _node_gone(self, node: str) -> None:
+        self.link.lose(node)
+        for key in [key for key, owner in self._owners.items() if owner == node]:
+            del self._owners[key]
+        for guest in [guest for guest in self._guests if guest[0] == node]:
+            self._guests.pop(guest).leave()
+        for fan in list(self.fans.values()):
+            fan.lost(node)
+
+    async def _spread(self) -> None:
+        """Nodes came: give them their share."""
+        nodes = self.session.nodes
+        cells = [cell for cell in list(self.cells.values()) if names.preferred(nodes, *cell.key) != self.node]
+        for first in range(0, len(cells), TAKES_MAX):
+            await asyncio.gather(*(self.release(cell) for cell in cells[first : first + TAKES_MAX]))
+
+    def _session_lost(self) -> None:
+        """Others may have what was ours: begin anew."""
+        _log.warning("the session of node %s ended: its partitions are given up", self.node)
+        for guest in self._guests.values():
+            guest.leave()
+        self._guests.clear()
+        for cell in list(self.cells.values()):
+            self._drop(cell, "between owners")
+
+    def _session_begun(self) -> None:
+        self.link.open(self.node)
+
+    def _topic_gone(self, topic: Listed) -> None:
+        for cell in [one for one in self.cells.values() if one.topic.number == topic.number]:
+            self._drop(cell, NO_TOPIC)
+        for fan in [one for one in self.fans.values() if one.topic.number == topic.number]:
+            fan.ended(NotFound(NO_TOPIC))
+        for key in [key for key in self._owners if key[0] == topic.number]:
+            del self._owners[key]

@@ -1,0 +1,120 @@
+"""What an owner writes of a partition, as bytes: packed records and snapshots. Pure.
+
+A packed record is one message of the stream of records: a JSON object with who wrote it, the sequence of the record
+before it, the names of the groups that it speaks of, and the records themselves as arrays, as records.py numbers them.
+The first one of an owner has `taken`: from there on only that owner's may follow. Readers outside find in it per
+settlement the group, offset, attempt, owner, outcome and error.
+
+A snapshot is what the records up to one of them amount to, without the messages, in parts that each name that record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from oncewire.broker.image import capture_progress, restore
+from oncewire.broker.records import GroupMade, Kept, Record, Stored, decode_kept, encode
+from oncewire.broker.state import State
+
+PART_BYTES_MAX: Final = 256 << 10
+"""Of a packed record or a part of a snapshot; well below what any server takes."""
+
+SAME_BATCH: Final = -1
+"""In the place of the record before it: it went in the same batch."""
+
+encode_record = msgspec.json.Encoder().encode
+
+
+class Packed(Struct, frozen=True):
+    owner: str
+    after: int
+    taken: bool = False
+    at_ms: int = 0
+    groups: dict[str, str] = {}
+    records: list[Record] = []
+
+
+decode_packed = msgspec.json.Decoder(Packed).decode
+
+
+def encode_for_stream(record: Record) -> bytes:
+    """A message is stored as its body, everything else as a part of a packed record."""
+    return record.body if type(record) is Stored else encode_record(record)
+
+
+def taken(owner: str, after: int, at_ms: int) -> bytes:
+    return encode_record(Packed(owner, after, taken=True, at_ms=at_ms))
+
+
+def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes]) -> bytes:
+    """One packed record of records that are encoded already."""
+    head = encode_record({"owner": owner, "after": after, "groups": {str(one): name for one, name in groups.items()}})
+    return head[:-1] + b',"records":[' + b",".join(encoded) + b"]}"
+
+
+def groups_of(state: State, records: Iterable[Record]) -> dict[int, str]:
+    """The names of the groups that the records speak of."""
+    found: dict[int, str] = {}
+    for record in records:
+        number = getattr(record, "group", 0)
+        if number and number not in found:
+            known = state.groups.get(number)
+            found[number] = record.name if isinstance(record, GroupMade) else known.name if known else ""
+    return found
+
+
+def split(encoded: list[bytes]) -> list[list[bytes]]:
+    """In runs that fit into a message each."""
+    runs: list[list[bytes]] = [[]]
+    size = 0
+    for one in encoded:
+        if runs[-1] and size + len(one) > PART_BYTES_MAX:
+            runs.append([])
+            size = 0
+        runs[-1].append(one)
+        size += len(one) + 1
+    return runs
+
+
+class Part(Struct, array_like=True, frozen=True):
+    """A part of a snapshot."""
+
+    covers: int
+    """The record that it goes up to."""
+    number: int
+    count: int
+    at_ms: int
+    trimmed: int
+    is_graveyard: bool
+    marks: list[tuple[int, int]]
+    """Earlier snapshots: when, and which record they covered."""
+    kept: list[bytes]
+
+
+decode_part = msgspec.msgpack.Decoder(Part).decode
+
+
+def snapshot(state: State, partition: int, covers: int, at_ms: int, marks: list[tuple[int, int]]) -> list[bytes]:
+    """The state of a partition in parts."""
+    (topic,) = state.topics.values()
+    runs = split([encode(kept) for kept in capture_progress(state)])
+    trimmed = topic.partitions[partition].trimmed
+    return [
+        encode(Part(covers, number, len(runs), at_ms, trimmed, topic.is_graveyard, marks, run))
+        for number, run in enumerate(runs)
+    ]
+
+
+def take_in(state: State, partition: int, parts: list[Part]) -> None:
+    """Back into a state that has its topic and nothing else."""
+    (topic,) = state.topics.values()
+    topic.is_graveyard = parts[0].is_graveyard
+    topic.partitions[partition].trimmed = parts[0].trimmed
+    for part in parts:
+        for one in part.kept:
+            kept: Kept = decode_kept(one)
+            restore(state, kept)

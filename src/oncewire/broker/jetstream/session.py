@@ -1,0 +1,181 @@
+"""Who is there, and for how long: a key for each node, written again every third of its lease.
+
+A node holds its partitions as long as it holds its session. It counts the lease from before it sent the write that was
+confirmed last; the others count from when they saw that write. So they never think that it is gone while it thinks that
+it is there, and it needs no clock but a monotonic one. A session that ended is not taken up again: its node begins
+another one, under another name, and has to win its partitions anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from oncewire.broker.jetstream import names
+from oncewire.errors import Conflict, OncewireError, Unavailable
+from oncewire.jetstream import Client
+
+RENEW_SHARE: Final = 3
+FORGET_LEASES: Final = 10
+"""So many leases after its end a session's key is taken away."""
+WATCH_AGAIN_S: Final = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Sign(msgspec.Struct, frozen=True):
+    """What a node writes of itself."""
+
+    lease_ms: int
+
+
+class _Peer:
+    __slots__ = ("heard_at", "lease_s", "revision")
+
+    def __init__(self, revision: int, lease_s: float, heard_at: float) -> None:
+        self.revision = revision
+        self.lease_s = lease_s
+        self.heard_at = heard_at
+
+
+class Session:
+    """See the module's head. `lost` is called when the lease ran out, `begun` when there is a new one, `changed` when
+    nodes came or went."""
+
+    def __init__(
+        self,
+        client: Client,
+        lease_ms: int,
+        lost: Callable[[], None],
+        begun: Callable[[], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._kv = client.kv(names.LEASES)
+        self._lease_s = lease_ms / 1000
+        self._sign = msgspec.json.encode(Sign(lease_ms))
+        self._lost = lost
+        self._begun = begun
+        self._changed = changed
+        self._peers: dict[str, _Peer] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._revision = 0
+        self._ends_at = 0.0
+        self.node = ""
+
+    async def open(self) -> None:
+        await self._begin()
+        self._tasks = [
+            asyncio.create_task(self._watch(), name="broker-nodes"),
+            asyncio.create_task(self._keep(), name="broker-session"),
+        ]
+
+    async def close(self) -> None:
+        """Leave, so that nobody has to wait for the lease to end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.is_held:
+            self._ends_at = 0.0
+            with contextlib.suppress(OncewireError):
+                await self._kv.delete(f"node.{self.node}", self._revision)
+
+    @property
+    def is_held(self) -> bool:
+        return time.monotonic() < self._ends_at
+
+    @property
+    def nodes(self) -> list[str]:
+        """All that are there, this one included."""
+        now = time.monotonic()
+        others = [name for name, peer in self._peers.items() if now < peer.heard_at + peer.lease_s]
+        return [*others, self.node] if self.node not in others else others
+
+    def is_there(self, node: str) -> bool:
+        if node == self.node:
+            return self.is_held
+        peer = self._peers.get(node)
+        return peer is not None and time.monotonic() < peer.heard_at + peer.lease_s
+
+    # ---- keeping it
+
+    async def _begin(self) -> None:
+        node, sent_at = secrets.token_hex(6), time.monotonic()
+        self._revision = await self._kv.create(f"node.{node}", self._sign)
+        self.node = node
+        self._ends_at = sent_at + self._lease_s
+        self._begun()
+
+    async def _keep(self) -> None:
+        pause_s = self._lease_s / RENEW_SHARE
+        while True:
+            await asyncio.sleep(pause_s)
+            self._forget_dead()
+            try:
+                if self.is_held:
+                    await self._renew(pause_s)
+                else:
+                    self._lost()
+                    await self._begin()
+            except Conflict:
+                await self._look_again()
+            except (OncewireError, TimeoutError) as error:
+                _log.info("the session was not renewed: %s", error)
+
+    async def _look_again(self) -> None:
+        """Nobody else writes our key: it is gone, or a write of ours went through without an answer."""
+        with contextlib.suppress(OncewireError):
+            entry = await self._kv.get(f"node.{self.node}")
+            self._revision = entry.revision if entry is not None else 0
+            if entry is None:
+                self._ends_at = 0.0
+
+    async def _renew(self, timeout_s: float) -> None:
+        sent_at = time.monotonic()
+        async with asyncio.timeout(timeout_s):
+            self._revision = await self._kv.update(f"node.{self.node}", self._sign, self._revision)
+        self._ends_at = sent_at + self._lease_s
+
+    # ---- the others
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with contextlib.aclosing(self._kv.watch("node.>")) as changes:
+                    async for change in changes:
+                        self._hear(change.key.removeprefix("node."), change.revision, change.value, change.is_deleted)
+            except Unavailable as error:
+                _log.info("the nodes are watched anew: %s", error)
+            except OncewireError as error:
+                _log.warning("the nodes are watched anew: %s", error)
+            await asyncio.sleep(WATCH_AGAIN_S)
+
+    def _hear(self, node: str, revision: int, value: bytes, is_deleted: bool) -> None:
+        if node == self.node:
+            return
+        known = self._peers.get(node)
+        if is_deleted:
+            self._peers.pop(node, None)
+        elif known is None or known.revision < revision:
+            lease_s = msgspec.json.decode(value, type=Sign).lease_ms / 1000
+            self._peers[node] = _Peer(revision, lease_s, time.monotonic())
+        if is_deleted or known is None:
+            self._changed()
+
+    def _forget_dead(self) -> None:
+        now = time.monotonic()
+        for name, peer in list(self._peers.items()):
+            if now > peer.heard_at + FORGET_LEASES * peer.lease_s:
+                del self._peers[name]
+                task = asyncio.create_task(self._clear(name, peer.revision))
+                self._tasks = [*(one for one in self._tasks if not one.done()), task]
+
+    async def _clear(self, node: str, revision: int) -> None:
+        with contextlib.suppress(OncewireError):
+            await self._kv.delete(f"node.{node}", revision)

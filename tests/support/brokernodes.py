@@ -1,0 +1,184 @@
+"""Broker nodes over one NATS as processes, and a witness outside that counts what they promised.
+
+The witness produces through any node, reads through every node, settles through any node, and keeps its own books:
+
+    produced   values that were answered with success: each must come
+    acked      places that were answered 204: none may come again from a node that holds its session
+    stale      deliveries of what was acked by a node that was stopped or cut off meanwhile: they cannot be settled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from oncewire.broker.client import BrokerClient
+from oncewire.contracts.broker import BrokerEnvelope, Delivery
+from oncewire.errors import OncewireError
+from tests.support.up import clean_environ
+from tests.support.wait import until
+
+BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]
+TOPIC, GROUP = "t", "g"
+LEASE_MS = 120_000
+START_S = 30.0
+Place = tuple[int, int]
+
+
+class NodeProcess:
+    """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
+
+    def __init__(self, url: str, lease_ms: int, *more: str) -> None:
+        self._words = [
+            "run", "--engine", "jetstream", "--listen", "127.0.0.1:0", "--nats-url", url,
+            "--broker-owner-lease-ms", str(lease_ms), "--json", *more,
+        ]  # fmt: skip
+        self.process: asyncio.subprocess.Process | None = None
+        self.url = ""
+        self.is_suspect = False
+
+    async def start(self, **environ: str) -> NodeProcess:
+        env = clean_environ() | environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        self.process = await asyncio.create_subprocess_exec(
+            *BROKER, *self._words, env=env, stdout=asyncio.subprocess.PIPE
+        )
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_S):
+            line = await self.process.stdout.readline()
+        self.url = json.loads(line)["url"]
+        return self
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    async def end(self, number: int = signal.SIGKILL) -> None:
+        self.signal(signal.SIGCONT)
+        self.signal(number)
+        assert self.process is not None
+        async with asyncio.timeout(START_S):
+            await self.process.wait()
+
+
+class Witness:
+    """See the module's head."""
+
+    def __init__(self, seed: int, partitions: int = 4) -> None:
+        self.chance = random.Random(seed)
+        self.partitions = partitions
+        self.nodes: list[NodeProcess] = []
+        self.produced: set[str] = set()
+        self.places: dict[str, Place] = {}
+        self.acked: set[Place] = set()
+        self.stale = 0
+        self.gap_s = 0.0
+        self.problems: list[str] = []
+        self._clients: dict[str, BrokerClient] = {}
+        self._next = 0
+        self._delivered_at = 0.0
+        self._is_over = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._waiting: asyncio.Queue[tuple[NodeProcess, Delivery]] = asyncio.Queue()
+
+    @contextlib.asynccontextmanager
+    async def watching(self, *nodes: NodeProcess, producers: int = 8) -> AsyncIterator[Witness]:
+        """Load on these nodes, until the block ends."""
+        for node in nodes:
+            await self.add(node)
+        await self._client(nodes[0]).create_topic(TOPIC, self.partitions)
+        self._tasks += [asyncio.create_task(self._produce()) for _ in range(producers)]
+        self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
+        try:
+            yield self
+        finally:
+            self._is_over = True
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for client in self._clients.values():
+                await client.close()
+
+    async def add(self, node: NodeProcess) -> None:
+        self.nodes.append(node)
+        client = self._clients[node.url] = BrokerClient(node.url, timeout_s=30.0)
+        await client.open()
+        self._tasks.append(asyncio.create_task(self._read(node)))
+
+    def _client(self, node: NodeProcess) -> BrokerClient:
+        return self._clients[node.url]
+
+    def _any(self) -> BrokerClient:
+        live = [node for node in self.nodes if not node.is_suspect and node.process and node.process.returncode is None]
+        return self._client(self.chance.choice(live))
+
+    async def _produce(self) -> None:
+        while True:
+            value, self._next = f"v{self._next}", self._next + 1
+            envelope = BrokerEnvelope(idempotency_key=value)
+            try:
+                await self._any().produce(TOPIC, value, key=value, envelope=envelope)
+                self.produced.add(value)
+            except OncewireError:
+                await asyncio.sleep(0.02)  # unknown, or nobody there just now: another value
+            await asyncio.sleep(0.002)
+
+    async def _read(self, node: NodeProcess) -> None:
+        while not self._is_over and node.process and node.process.returncode is None:
+            try:
+                async for delivery in self._client(node).consume(TOPIC, GROUP, lease_ms=LEASE_MS):
+                    self._got(node, delivery)
+            except OncewireError:
+                await asyncio.sleep(0.02)
+
+    def _got(self, node: NodeProcess, delivery: Delivery) -> None:
+        now = time.monotonic()
+        if self._delivered_at:
+            self.gap_s = max(self.gap_s, now - self._delivered_at)
+        self._delivered_at = now
+        place = (delivery.partition, delivery.offset)
+        if place in self.acked:
+            if node.is_suspect:
+                self.stale += 1
+            else:
+                self.problems.append(f"{place} was acked and came again from {node.url}")
+        if self.places.setdefault(delivery.value, place) != place:
+            self.problems.append(f"{delivery.value} stands at {self.places[delivery.value]} and {place}")
+        self._waiting.put_nowait((node, delivery))
+
+    async def _settle(self) -> None:
+        while True:
+            node, delivery = await self._waiting.get()
+            place = (delivery.partition, delivery.offset)
+            was_acked = place in self.acked
+            try:
+                reader, settler = self._client(node), self._any()
+                await settler.ack(reader.lease(TOPIC, GROUP, delivery))
+            except OncewireError:
+                continue  # it comes again, from whoever owns it now
+            if was_acked:
+                self.problems.append(f"{place} was settled twice")
+            self.acked.add(place)
+
+    async def finish(self) -> list[str]:
+        """Wait until everything that was acknowledged has come and is settled."""
+
+        def is_all_there() -> bool:
+            return self.produced <= self.places.keys()
+
+        with contextlib.suppress(AssertionError):
+            await until(is_all_there, "all values", deadline_s=60.0)
+        missing = self.produced - self.places.keys()
+        return self.problems + [f"{value} was acknowledged and never came" for value in sorted(missing)[:20]]
+
+
+def last_lines(path: Path, count: int = 20) -> str:
+    return "\n".join(path.read_text().splitlines()[-count:]) if path.exists() else ""
