@@ -15,6 +15,7 @@ BENCHMARKS = {
     "http": "the HTTP front beside uvicorn",
     "broker": "the broker: produce, cycles, batches",
     "gateway": "rooms beside the broadcast of websockets, tokens beside uvicorn",
+    "broker_jetstream": "the broker over JetStream beside its own log: nodes, takeover, topics",
     "spark": "the Spark source and sink beside nats-py",
     "audit": "an audit of a whole lake",
 }

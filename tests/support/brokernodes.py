@@ -18,7 +18,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from oncewire.broker.client import BrokerClient
 from oncewire.contracts.broker import BrokerEnvelope, Delivery
@@ -94,7 +93,7 @@ class Witness:
         """Load on these nodes, until the block ends."""
         for node in nodes:
             await self.add(node)
-        await self._client(nodes[0]).create_topic(TOPIC, self.partitions)
+        await self._client(nodes[0]).create_topic(TOPIC, partitions=self.partitions)
         self._tasks += [asyncio.create_task(self._produce()) for _ in range(producers)]
         self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
         try:
@@ -109,8 +108,7 @@ class Witness:
 
     async def add(self, node: NodeProcess) -> None:
         self.nodes.append(node)
-        client = self._clients[node.url] = BrokerClient(node.url, timeout_s=30.0)
-        await client.open()
+        self._clients[node.url] = BrokerClient(node.url, timeout_s=30.0)
         self._tasks.append(asyncio.create_task(self._read(node)))
 
     def _client(self, node: NodeProcess) -> BrokerClient:
@@ -178,7 +176,3 @@ class Witness:
             await until(is_all_there, "all values", deadline_s=60.0)
         missing = self.produced - self.places.keys()
         return self.problems + [f"{value} was acknowledged and never came" for value in sorted(missing)[:20]]
-
-
-def last_lines(path: Path, count: int = 20) -> str:
-    return "\n".join(path.read_text().splitlines()[-count:]) if path.exists() else ""

@@ -10,7 +10,6 @@ from oncewire.broker.engine import Done, Subscription
 from oncewire.contracts.broker import Delivery
 from oncewire.errors import OncewireError
 
-
 LOOK_S: Final = 0.002
 
 

@@ -60,6 +60,7 @@ class Fan:
         self._there: dict[str, set[int]] = {}
         self._hinted: dict[str, None] = {}
         self._fetching = ""
+        self._has_begun = False
         self.is_open = True
 
     # ---- attaching
@@ -76,7 +77,8 @@ class Fan:
             self._here[cell] = subscriber
             cell.on_gone.append(partial(self._left_here, cell))
             done(None)
-            self._host.wake(cell)
+            if self._has_begun:  # else all begin together, in the order of the partitions
+                self._host.wake(cell)
 
         self._host.enter(cell, self.consume, entered)
 
@@ -108,7 +110,7 @@ class Fan:
     # ---- deliveries
 
     def room(self) -> int:
-        if not self.is_open or (self._is_poll and self._fetching):
+        if not self._has_begun or not self.is_open or (self._is_poll and self._fetching):
             return 0
         return self._sink.room()
 
@@ -131,7 +133,7 @@ class Fan:
         self._fetch()
 
     def _fetch(self) -> None:
-        if not self.is_open or self._fetching or not self._hinted:
+        if not self._has_begun or not self.is_open or self._fetching or not self._hinted:
             return
         room = self._sink.room()
         if room <= 0:
@@ -157,8 +159,13 @@ class Fan:
     def is_looking(self) -> bool:
         return bool(self._fetching)
 
+    def begin(self) -> None:
+        """It was accepted everywhere: now messages may come."""
+        self._has_begun = True
+        self.resume()
+
     def resume(self) -> None:
-        for cell, subscriber in list(self._here.items()):
+        for cell, subscriber in sorted(self._here.items(), key=lambda one: one[0].partition):
             cell.resume(subscriber)
         self._fetch()
 

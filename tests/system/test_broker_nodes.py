@@ -1,0 +1,312 @@
+"""Several nodes of the broker over one NATS server: any of them serves every topic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from oncewire.broker.engine import Consume, Limits, Produced, Settle
+from oncewire.broker.jetstream import names
+from oncewire.broker.jetstream.cell import Phase
+from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
+from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
+from oncewire.errors import OncewireError, Unavailable
+from oncewire.jetstream import Client, connect
+from tests.support.broker import Reader
+from tests.support.nats import NatsServer, nats_server
+from tests.support.streams import unique
+from tests.support.wait import until, until_async, within
+
+LEASE_MS = 1_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with nats_server() as one:
+        yield one
+
+
+@pytest.fixture
+async def nodes(server: NatsServer) -> AsyncIterator[Callable[..., Any]]:
+    """Starts nodes, each with a connection of its own."""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(**limits: Any) -> JetStreamEngine:
+            client = await stack.enter_async_context(connect(server.url))
+            settings = Limits(**{"tick_ms": 10, **limits})
+            engine = await open_jetstream(client, limits=settings, owner_lease_ms=LEASE_MS)
+            stack.push_async_callback(engine.stop)
+            return engine
+
+        yield start
+
+
+async def answer(call: Callable[..., Any], *args: Any) -> Any:
+    got = asyncio.get_running_loop().create_future()
+    call(*args, got.set_result)
+    return await within(got)
+
+
+async def produce(engine: JetStreamEngine, topic: str, *values: str, **envelope: Any) -> list[Any]:
+    sent = BrokerEnvelope(**envelope) if envelope else None
+    bodies = [ProduceBody(topic=topic, value=value, key=value, envelope=sent) for value in values]
+    return list(await answer(engine.produce_many, "", bodies))
+
+
+async def ack(engine: JetStreamEngine, topic: str, one: Delivery, owner: str = "a") -> Any:
+    return await answer(engine.settle, "", Settle("ack", topic, "g", one.partition, one.offset, owner))
+
+
+async def read(engine: JetStreamEngine, topic: str, owner: str = "a") -> Reader:
+    reader = Reader()
+    joined = await answer(engine.subscribe, "", Consume(topic, "g", owner, 60_000), reader)
+    assert not isinstance(joined, OncewireError), joined
+    return reader
+
+
+async def spread(*engines: JetStreamEngine) -> None:
+    """Until all nodes know each other."""
+    await until(lambda: all(len(engine.node.session.nodes) == len(engines) for engine in engines))
+
+
+def owned(engine: JetStreamEngine) -> set[int]:
+    return {cell.partition for cell in engine.node.cells.values() if cell.phase is Phase.OPEN}
+
+
+async def topic_on(engine: JetStreamEngine, partitions: int = 8) -> str:
+    name = unique("topic")
+    await answer(engine.create_topic, "", name, partitions)
+    return name
+
+
+async def test_a_message_goes_in_at_one_node_out_at_another_and_is_settled_at_a_third(nodes: Any) -> None:
+    one, two, three = [await nodes() for _ in range(3)]
+    await spread(one, two, three)
+    topic = await topic_on(one)
+    values = [f"v{n}" for n in range(100)]
+    stored = await produce(one, topic, *values)
+    assert all(isinstance(each, Produced) for each in stored)
+    reader = await read(two, topic)
+    await until(lambda: len(reader.got) == 100)
+    assert set(values) == set(reader.values)
+    assert [None] * 100 == [await ack(three, topic, each) for each in reader.got]
+    shown = await answer(three.show_topic, "", topic)
+    assert (100, 0, 0) == (shown.messages, shown.groups[0].lag, shown.groups[0].in_flight)
+
+
+async def test_partitions_are_spread_over_the_nodes_and_each_has_one_owner(nodes: Any) -> None:
+    one, two, three = [await nodes() for _ in range(3)]
+    await spread(one, two, three)
+    topic = await topic_on(one, 24)
+    await read(one, topic)
+    parts = [owned(engine) for engine in (one, two, three)]
+    assert all(parts)
+    assert set(range(24)) == parts[0] | parts[1] | parts[2]
+    assert 24 == sum(map(len, parts))
+
+
+async def test_what_nobody_uses_is_owned_by_nobody(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    for _ in range(20):
+        await topic_on(one)
+    assert {} == one.node.cells | two.node.cells
+
+
+async def test_a_node_that_comes_gets_its_share_and_nothing_is_lost_or_doubled(nodes: Any) -> None:
+    one = await nodes()
+    topic = await topic_on(one)
+    reader = await read(one, topic)
+    await produce(one, topic, *(f"a{n}" for n in range(50)))
+    await until(lambda: len(reader.got) == 50)
+    await asyncio.gather(*(ack(one, topic, each) for each in reader.got))
+    two = await nodes()
+    await until(lambda: owned(two))
+    stored = await produce(two, topic, *(f"b{n}" for n in range(50)))
+    assert all(isinstance(each, Produced) for each in stored), stored
+    await until(lambda: len(reader.got) >= 100)
+    assert {f"a{n}" for n in range(50)} | {f"b{n}" for n in range(50)} == set(reader.values)
+    assert 100 == len(reader.got)
+
+
+async def test_a_node_that_leaves_hands_over_what_is_settled(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one)
+    reader = await read(one, topic)
+    await produce(one, topic, *(f"v{n}" for n in range(60)))
+    await until(lambda: len(reader.got) == 60)
+    assert [None] * 30 == await asyncio.gather(*(ack(one, topic, each) for each in reader.got[:30]))
+    settled = {each.value for each in reader.got[:30]}
+    await two.stop()
+    await until(lambda: owned(one) == set(range(8)))
+    again = await read(one, topic, "b")
+    await until(lambda: {each.value for each in [*reader.got, *again.got]} == {f"v{n}" for n in range(60)})
+    assert not settled & ({each.value for each in reader.got[60:]} | set(again.values))
+
+
+async def test_a_node_that_dies_is_replaced_within_its_lease(nodes: Any, server: NatsServer) -> None:
+    one = await nodes()
+    async with connect(server.url) as dying:
+        two = await open_jetstream(dying, limits=Limits(tick_ms=10), owner_lease_ms=LEASE_MS)
+        await spread(one, two)
+        topic = await topic_on(one)
+        reader = await read(one, topic)
+        await produce(one, topic, *(f"v{n}" for n in range(40)))
+        await until(lambda: len(reader.got) == 40)
+        assert owned(two)
+        await asyncio.gather(*(ack(one, topic, each) for each in reader.got))
+    try:  # its connection is gone, and with it all that it could say
+        await until(lambda: owned(one) == set(range(8)))
+        await produce(one, topic, "last")
+        await until(lambda: "last" in reader.values)
+        assert 41 == len(reader.got), "what was settled came again"
+    finally:
+        await two.stop()
+
+
+async def test_a_key_is_used_once_whatever_node_and_partition(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one)
+    first = await asyncio.gather(
+        *(produce(engine, topic, value, idempotency_key="k") for engine in (one, two) for value in "abcdef")
+    )
+    stored = [each for (each,) in first if isinstance(each, Produced) and not each.is_duplicate]
+    assert 1 == len(stored)
+    shown = await answer(two.show_topic, "", topic)
+    assert 1 == shown.messages
+
+
+async def test_a_routed_key_is_used_once_under_the_topic_that_was_named(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    named, left, right = [await topic_on(one, 2) for _ in range(3)]
+    (stored,) = await produce(one, named, "v", idempotency_key="k", target_topic=left)
+    (again,) = await produce(two, named, "v", idempotency_key="k", target_topic=right)
+    (direct,) = await produce(two, named, "v", idempotency_key="k")
+    assert (False, True, True) == (stored.is_duplicate, again.is_duplicate, direct.is_duplicate)
+    counts = [(await answer(one.show_topic, "", topic)).messages for topic in (named, left, right)]
+    assert [0, 1, 0] == counts
+
+
+async def test_a_dead_letter_crosses_nodes_once(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one, 8)
+    reader = await read(one, topic)
+    await produce(one, topic, *(f"v{n}" for n in range(16)), retry_policy=RetryPolicy(max_attempts=1))
+    await until(lambda: len(reader.got) == 16)
+    for each in reader.got:
+        request = Settle("nack", topic, "g", each.partition, each.offset, "a", "broken")
+        assert None is await answer(two.settle, "", request)
+    shown = await answer(two.show_topic, "", f"dlq.{topic}")
+    assert 16 == shown.messages
+    letters = await read(two, f"dlq.{topic}")
+    await until(lambda: len(letters.got) == 16)
+    assert {topic} == {each.envelope.dlq.original_topic for each in letters.got if each.envelope and each.envelope.dlq}
+
+
+async def test_a_poll_takes_from_another_node_no_more_than_it_asked_for(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one, 8)
+    await produce(one, topic, *(f"v{n}" for n in range(40)))
+    got: list[Delivery] = []
+
+    async def poll() -> bool:
+        found: Any = None
+        done = asyncio.get_running_loop().create_future()
+        one.take("", Consume(topic, "g", "a", 60_000), 3, 50, done.set_result)
+        found = await within(done)
+        assert isinstance(found, list)
+        assert len(found) <= 3
+        got.extend(found)
+        return len(got) >= 40
+
+    await until_async(poll)
+    assert {f"v{n}" for n in range(40)} == {each.value for each in got}
+    assert 40 == len(got)
+
+
+async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one)
+    reader = await read(two, topic)
+    await produce(one, topic, "a")
+    await until(lambda: reader.got)
+    assert None is await answer(one.delete_topic, "", topic)
+    await until(lambda: reader.end)
+    await answer(two.create_topic, "", topic, 2)
+    shown = await answer(one.show_topic, "", topic)
+    assert (0, 2, ()) == (shown.messages, len(shown.partitions), shown.groups)
+    assert topic in await answer(one.list_topics, "")
+
+
+async def test_a_commit_that_nobody_confirmed_is_looked_up(nodes: Any, server: NatsServer) -> None:
+    """The server dies with publishes on their way: afterwards each message is there whole or not at all."""
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    await produce(one, topic, "before")
+    tries = [asyncio.ensure_future(produce(one, topic, f"v{n}")) for n in range(50)]
+    await asyncio.sleep(0)
+    server.kill()
+    server.start()
+    answers = [each for done in tries for each in await within(done)]
+    stored = {f"v{n}" for n, each in enumerate(answers) if isinstance(each, Produced)}
+    assert all(isinstance(each, (Produced, Unavailable)) for each in answers)
+
+    async def is_well() -> bool:
+        (each,) = await produce(one, topic, "after")
+        return isinstance(each, Produced)
+
+    await until_async(is_well)
+    await until(lambda: "after" in reader.values)
+    await until(lambda: stored <= set(reader.values))
+    assert not one.problems()
+
+
+async def test_names_that_look_alike_are_kept_apart(nodes: Any) -> None:
+    one = await nodes()
+    wanted = ["a.b", "a=2Eb", "a b", "A", "a", "ä", "a+b", "*", ">", "x" * 200]
+    for name in wanted:
+        await answer(one.create_topic, "", name, 1)
+        assert isinstance((await produce(one, name, name))[0], Produced)
+    for name in wanted:
+        assert 1 == (await answer(one.show_topic, "", name)).messages
+    assert set(wanted) <= set(await answer(one.list_topics, ""))
+
+
+async def test_others_can_read_the_stream_of_a_topic(nodes: Any, server: NatsServer) -> None:
+    """A topic is a stream: its messages are JSON, an offset is the sequence minus one."""
+    one = await nodes()
+    topic = await topic_on(one, 2)
+    reader = await read(one, topic)
+    (stored,) = await produce(one, topic, "hello", run_id="r")
+    await until(lambda: reader.got)
+    await ack(one, topic, reader.got[0])
+    async with connect(server.url) as client:
+        message = await client.get(names.stream_of("", topic), stored.offset + 1)
+        assert f"{names.prefix_of('', topic)}.{stored.partition}" == message.subject
+        assert {"key": "hello", "value": "hello", "envelope": {"run_id": "r"}} == msgspec.json.decode(message.payload)
+        assert ("ack", "g", stored.offset, 1, "a") in await settlements(client, one, topic, stored.partition)
+
+
+async def settlements(client: Client, engine: JetStreamEngine, topic: str, partition: int) -> list[tuple[Any, ...]]:
+    """What a reader outside finds: outcome, group, offset, attempt, owner."""
+    number = engine.node.catalog.topics["", topic].number
+    found = await client.get_batch(names.RECORDS, subject=names.records_of(number, partition))
+    packed = [msgspec.json.decode(one.payload) for one in found]
+    return [
+        ("ack", one["groups"][str(record[2])], record[4], record[7], record[8])
+        for one in packed
+        for record in one.get("records", [])
+        if record[0] == 6
+    ]
