@@ -234,4 +234,5 @@ def test_the_shipped_warnings_are_the_limits_that_the_specs_ask_for() -> None:
         "streams.STORAGE.max_bytes",
         "streams.CHAT_EVENTS.max_msgs_per_subject",
         "streams.DLQ.max_bytes",
+        "streams.BROKER_SNAPSHOTS.max_msgs_per_subject",
     ]

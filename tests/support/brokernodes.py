@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import random
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from oncewire.broker.client import BrokerClient
 from oncewire.contracts.broker import BrokerEnvelope, Delivery
@@ -25,7 +25,8 @@ from oncewire.errors import OncewireError
 from tests.support.up import clean_environ
 from tests.support.wait import until
 
-BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]
+BROKER = [sys.executable, "-m", "tests.faults.broker_node"]
+ROOT = Path(__file__).parents[2]
 TOPIC, GROUP = "t", "g"
 LEASE_MS = 120_000
 START_S = 30.0
@@ -35,19 +36,20 @@ Place = tuple[int, int]
 class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
-    def __init__(self, url: str, lease_ms: int, *more: str) -> None:
-        self._words = [
-            "run", "--engine", "jetstream", "--listen", "127.0.0.1:0", "--nats-url", url,
-            "--broker-owner-lease-ms", str(lease_ms), "--json", *more,
-        ]  # fmt: skip
+    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1, mutation: str = "") -> None:
+        flags = {
+            "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
+            "broker_owner_lease_ms": str(lease_ms),
+        }  # fmt: skip
+        self._words = [json.dumps(flags), step, str(count), *([mutation] if mutation else [])]
         self.process: asyncio.subprocess.Process | None = None
         self.url = ""
         self.is_suspect = False
 
-    async def start(self, **environ: str) -> NodeProcess:
-        env = clean_environ() | environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    async def start(self) -> NodeProcess:
+        pipe = asyncio.subprocess.PIPE
         self.process = await asyncio.create_subprocess_exec(
-            *BROKER, *self._words, env=env, stdout=asyncio.subprocess.PIPE
+            *BROKER, *self._words, env=clean_environ(), stdout=pipe, cwd=ROOT
         )
         assert self.process.stdout is not None
         async with asyncio.timeout(START_S):
@@ -66,6 +68,55 @@ class NodeProcess:
         assert self.process is not None
         async with asyncio.timeout(START_S):
             await self.process.wait()
+
+
+class Proxy:
+    """Between a node and its NATS server; `cut` lets nothing through any more, `mend` all that waited."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._open = asyncio.Event()
+        self._open.set()
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.url = ""
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.url = f"nats://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        except OSError:
+            writer.close()
+            return
+        for source, target in ((reader, back), (there, writer)):
+            task = asyncio.create_task(self._pump(source, target))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await source.read(1 << 16):
+                await self._open.wait()
+                target.write(chunk)
+                await target.drain()
+        target.close()
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._open.set()
 
 
 class Witness:

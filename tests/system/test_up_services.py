@@ -10,6 +10,7 @@ from pathlib import Path
 import asyncpg
 import nats
 
+from oncewire import BrokerClient
 from tests.support.up import Up, made, oncewire
 
 
@@ -49,6 +50,24 @@ async def test_what_is_committed_to_the_outbox_reaches_its_stream(tmp_path: Path
             history = json.load(answer)
         assert (True, None) == (history["complete"], history["next"]), "the database has what the stream has not"
         assert ["hello"] == [one["event"]["content"] for one in history["messages"]]
+        await witness.close()
+    finally:
+        up.stop()
+
+
+async def test_up_runs_a_broker_whose_topics_are_streams(tmp_path: Path) -> None:
+    """What is produced over HTTP stands in a stream of the same server."""
+    up = Up(tmp_path / "data").ready()
+    try:
+        url = next(event["url"] for event in up.events if event.get("part") == "broker" and event["event"] == "ready")
+        async with BrokerClient(url) as client:
+            await client.create_topic("orders")
+            await client.produce("orders", "hello")
+            (delivery,) = await client.take("orders", "billing", wait_s=20.0)
+            await client.ack(client.lease("orders", "billing", delivery))
+        witness = await nats.connect(up.url("nats"))
+        found = await witness.jetstream().get_msg("OWB+=+orders", seq=delivery.offset + 1)
+        assert {"key": "", "value": "hello"} == json.loads(found.data or b"")
         await witness.close()
     finally:
         up.stop()

@@ -55,9 +55,7 @@ def broker() -> None:
 @click.option("--listen", "broker_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8080].")
 @click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
 @click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
-@face.setting_options(
-    "auth_keys", *LIMITS, "broker_router_ms_max", "broker_owner_lease_ms", "nats_url", "env"
-)
+@face.setting_options("auth_keys", *LIMITS, "broker_router_ms_max", "broker_owner_lease_ms", "nats_url", "env")
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM.
@@ -80,8 +78,7 @@ async def _run(settings: Settings, board: Board) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(settings) as (server, routes):
-        host, _ = _address(settings)
-        url = edge.url_of(settings, host, server.port)
+        url = url_of(settings, server)
         board.line(f"broker on {url}, {where(settings)}")
         board.event(
             "serving",
@@ -109,6 +106,11 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, Broker
             yield server, routes
         finally:
             await server.stop(settings.http_stop_ms_max / 1000)
+
+
+def url_of(settings: Settings, server: http.Server) -> str:
+    host, _ = _address(settings)
+    return edge.url_of(settings, host, server.port)
 
 
 def where(settings: Settings) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -19,7 +20,7 @@ import click
 import oncewire
 from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire.cli import edge, face, facts, gateway
+from oncewire.cli import broker, edge, face, facts, gateway
 from oncewire.cli.access import OPEN, as_user, authorization
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
@@ -43,6 +44,13 @@ GATEWAY_PORT = "gateway_port"
 @face.setting_options("data", "env", "topology_files")
 @face.setting_options("nats_url", "nats_monitor_url", "postgres_url")
 @face.setting_options(*NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
+@click.option(
+    "--engine",
+    "broker_engine",
+    metavar="local|jetstream",
+    help="What keeps the broker's messages: a log in the data folder, or streams [default jetstream].",
+)
+@face.setting_options("broker_listen")
 @face.command
 def up(*, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
@@ -92,6 +100,7 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
         connected("gateway") as for_gateway,
         connected("tokens") as for_chat,
         _gateway(for_gateway, for_chat, chosen, board),
+        _broker(chosen, board),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
         await stack.watch()
@@ -161,6 +170,31 @@ async def _gateway(client: Client, for_chat: Client, chosen: Settings, board: Bo
         board.part("gateway", State.STOPPED)
 
 
+@contextlib.asynccontextmanager
+async def _broker(chosen: Settings, board: Board) -> AsyncIterator[None]:
+    """A node of the broker, on a connection of its own: nobody else's load may cost it its session."""
+    board.part("broker", State.STARTING)
+    try:
+        async with broker.serving(chosen) as (server, _):
+            url = broker.url_of(chosen, server)
+            board.part("broker", State.READY, text=f"queues on {url}, {broker.where(chosen)}", url=url)
+            try:
+                yield
+            finally:
+                board.part("broker", State.STOPPING)
+    finally:
+        board.part("broker", State.STOPPED)
+
+
+def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Settings:
+    """On the streams that all parts share, unless told otherwise; its own log belongs to the data."""
+    if not resolved.is_set("broker_engine"):
+        return dataclasses.replace(chosen, broker_engine="jetstream")
+    if chosen.broker_engine == "local" and not chosen.broker_wal:
+        return dataclasses.replace(chosen, broker_wal=str(folder.path / "broker"))
+    return chosen
+
+
 async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
     stop = _Stop(board)
     await clear(folder)
@@ -169,7 +203,7 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
     try:
         if not await stop.comes_before(_start(stack, resolved, board)):
             chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
-            await stop.comes_before(serve(stack, chosen, board))
+            await stop.comes_before(serve(stack, _with_broker(resolved, chosen, folder), board))
     finally:
         begun = time.monotonic()
         await stack.stop()

@@ -61,6 +61,7 @@ class Home(Protocol):
 
     limits: Limits
     outlet: Outlet
+    on_step: Callable[[str], None]
 
     @property
     def node(self) -> str: ...
@@ -389,6 +390,7 @@ class Cell:
 
     def _committed(self) -> None:
         desk = self.desk
+        self.home.on_step("confirmed")
         self._give_offsets()
         trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
         self.records_since += len(desk.going)

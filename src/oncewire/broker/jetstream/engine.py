@@ -389,7 +389,7 @@ class JetStreamEngine:
                 done(NotFound(NO_TOPIC) if isinstance(refused, NotFound) else refused)
             else:
                 done(fan)
-                fan.begin()
+                self._loop.call_soon(fan.begin)
 
         for partition in topic.partitions:
             self.node.join(fan, partition, partial(joined, partition))

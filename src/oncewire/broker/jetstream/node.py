@@ -23,7 +23,7 @@ from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request
 from oncewire.broker.jetstream.readers import Fan, Guest
 from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
-from oncewire.broker.jetstream.takeover import OnStep, Taker, no_step
+from oncewire.broker.jetstream.takeover import Taker
 from oncewire.broker.local import Clock
 from oncewire.broker.records import Buried
 from oncewire.broker.rules import NO_TOPIC
@@ -49,8 +49,20 @@ Done = Callable[[Any], None]
 Local = Callable[[Cell, Done], None]
 
 
+def _no_step(_: str) -> None:
+    """Nobody watches."""
+
+
 class Node:
-    """See the module's head. What the engine asks goes through `at_owner`."""
+    """See the module's head. What the engine asks goes through `at_owner`. `on_step` is told each step by its name, so
+    that tests can stop a process there:
+
+        lease  fence  replay  taken  open      a partition is taken: see takeover.py
+        confirmed                              a commit is durable and nobody was told
+        letter                                 a dead letter is stored, its message is not settled yet
+        snapshot                               one is written
+        release                                a partition is left in order
+    """
 
     def __init__(self, client: Client, limits: Limits, lease_ms: int, replicas: int, clock: Clock) -> None:
         self.limits = limits
@@ -60,7 +72,8 @@ class Node:
         self.catalog = Catalog(client, replicas, limits.idempotency_ttl_ms, self._topic_gone)
         self.session = Session(client, lease_ms, self._session_lost, self._session_begun, self._nodes_moved)
         self.link = Link(client, self._on_request, self._on_notice)
-        self.taker = Taker(client)
+        self.taker = Taker(client, lambda name: self.on_step(name))
+        self.on_step: Callable[[str], None] = _no_step
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fans: dict[int, Fan] = {}
         self.is_stopping = False
@@ -79,10 +92,6 @@ class Node:
         self._poked_at = 0.0
 
     # ---- life
-
-    def watch_steps(self, on_step: OnStep = no_step) -> None:
-        """Tell each step of a takeover by its name: tests stop a process there."""
-        self.taker = Taker(self.client, on_step)
 
     async def open(self) -> None:
         await self.catalog.open()
@@ -421,6 +430,7 @@ class Node:
 
         def stored(answer: OncewireError | None) -> None:
             failed = answer if isinstance(answer, OncewireError) else None
+            self.on_step("letter")
             self.letters_failed = f"a dead letter cannot be stored: {failed.message}" if failed else ""
             done(failed)
 
@@ -478,6 +488,7 @@ class Node:
                 ack = await self.client.publish_atomic(messages)
                 cell.snapshot_sequence = ack.sequence - len(messages) + 1
             cell.snapshot_size = sum(map(len, parts)) // 100
+            self.on_step("snapshot")
             await self._forget_records(cell, covers, now_ms)
         except OncewireError as error:
             cell.records_since += since
@@ -510,6 +521,7 @@ class Node:
             return
         if cell.records_since:
             await self._snapshot(cell)
+        self.on_step("release")
         try:
             await self.taker.release(cell)
         except OncewireError as error:

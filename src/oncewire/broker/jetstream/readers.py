@@ -157,15 +157,18 @@ class Fan:
 
     @property
     def is_looking(self) -> bool:
-        return bool(self._fetching)
+        return not self._has_begun or bool(self._fetching)
 
     def begin(self) -> None:
-        """It was accepted everywhere: now messages may come."""
+        """It was accepted everywhere: now messages may come, in the order of the partitions."""
         self._has_begun = True
-        self.resume()
+        for cell, subscriber in sorted(self._here.items(), key=lambda one: one[0].partition):
+            cell.state.stirred[subscriber.group] = None
+            cell.look()
+        self._fetch()
 
     def resume(self) -> None:
-        for cell, subscriber in sorted(self._here.items(), key=lambda one: one[0].partition):
+        for cell, subscriber in list(self._here.items()):
             cell.resume(subscriber)
         self._fetch()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -32,12 +32,6 @@ LOOK_AGAIN_S: Final = 0.02
 READ_S: Final = 10.0
 _log = logging.getLogger(__name__)
 
-OnStep = Callable[[str], Awaitable[None]]
-
-
-async def no_step(_: str) -> None:
-    """Nobody watches."""
-
 
 class Owned(msgspec.Struct, frozen=True):
     """A partition's entry: who has it, '' for nobody, and the fence of who left it in order."""
@@ -47,9 +41,9 @@ class Owned(msgspec.Struct, frozen=True):
 
 
 class Taker:
-    """Takes partitions for a node. `on_step` is told each step by its name; tests stop a process there."""
+    """Takes partitions for a node. `on_step` is told each step by its name."""
 
-    def __init__(self, client: Client, on_step: OnStep = no_step) -> None:
+    def __init__(self, client: Client, on_step: Callable[[str], None]) -> None:
         self._client = client
         self._kv = client.kv(names.LEASES)
         self._on_step = on_step
@@ -68,7 +62,7 @@ class Taker:
         owned, revision = await self._entry(*cell.key)
         if owned.node and not may_take(owned.node):
             return owned.node
-        await self._on_step("lease")
+        self._on_step("lease")
         mine = msgspec.json.encode(Owned(cell.node, owned.fence))
         try:
             cell.lease_revision = await self._kv.update(names.lease_of(*cell.key), mine, revision)
@@ -76,15 +70,15 @@ class Taker:
             raise Unavailable("another node takes this partition just now", retry_after_s=0.05) from None
         cell.set_fence(owned.fence)
         if owned.node:
-            await self._on_step("fence")
+            self._on_step("fence")
             await self._write_fence(cell)
-        await self._on_step("replay")
+        self._on_step("replay")
         await self._read_snapshot(cell)
         await self._read_records(cell)
-        await self._on_step("taken")
+        self._on_step("taken")
         await self._read_messages(cell)
         cell.opened()
-        await self._on_step("open")
+        self._on_step("open")
         return cell.node
 
     async def release(self, cell: Cell) -> None:
