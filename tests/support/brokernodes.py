@@ -57,14 +57,14 @@ class NodeProcess:
         self.url = json.loads(line)["url"]
         return self
 
-    def signal(self, number: int) -> None:
+    def send(self, number: int) -> None:
         assert self.process is not None
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
     async def end(self, number: int = signal.SIGKILL) -> None:
-        self.signal(signal.SIGCONT)
-        self.signal(number)
+        self.send(signal.SIGCONT)
+        self.send(number)
         assert self.process is not None
         async with asyncio.timeout(START_S):
             await self.process.wait()

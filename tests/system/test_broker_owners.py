@@ -43,9 +43,9 @@ async def test_owners_that_are_killed_and_stopped_lose_and_double_nothing(server
         async with witness.watching(one, two):
             await settled(witness)
             two.is_suspect = True
-            two.signal(signal.SIGSTOP)
+            two.send(signal.SIGSTOP)
             await settled(witness)  # its partitions are another's by now
-            two.signal(signal.SIGCONT)
+            two.send(signal.SIGCONT)
             await settled(witness)
             await two.end()
             await settled(witness)

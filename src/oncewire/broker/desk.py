@@ -77,13 +77,16 @@ class Desk:
 
     def propose(self, records: Iterable[Record]) -> None:
         """Records that nobody waits for, or whose waiter comes next."""
-        filling = self._filling
         for record in records:
-            filling.records.append(record)
-            if self._encode is not None:
-                encoded = self._encode(record)
-                filling.encoded.append(encoded)
-                filling.bytes += len(encoded)
+            self.fill(record)
+
+    def fill(self, record: Record) -> None:
+        filling = self._filling
+        filling.records.append(record)
+        if self._encode is not None:
+            encoded = self._encode(record)
+            filling.encoded.append(encoded)
+            filling.bytes += len(encoded)
 
     # ---- through
 

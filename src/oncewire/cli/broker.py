@@ -108,6 +108,10 @@ async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, Broker
             await server.stop(settings.http_stop_ms_max / 1000)
 
 
+def port_of(settings: Settings) -> int:
+    return _address(settings)[1]
+
+
 def url_of(settings: Settings, server: http.Server) -> str:
     host, _ = _address(settings)
     return edge.url_of(settings, host, server.port)

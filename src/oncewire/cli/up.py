@@ -38,6 +38,7 @@ from oncewire.users import DEVELOPER, OPERATOR, key_path
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
 GATEWAY_PORT = "gateway_port"
+BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
 
 
 @click.command()
@@ -216,9 +217,8 @@ def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     needs_nats, needs_postgres = not resolved.is_set("nats_url"), not resolved.settings.postgres_url
     needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else []), GATEWAY_PORT]
     rows = [row for row in settings.table() if row.name in needed]
-    ports = pick_ports(
-        {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}
-    )
+    wanted = {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}
+    ports = pick_ports(wanted | {"broker": (broker.port_of(resolved.settings), BROKER_LISTEN)})
     parts: dict[str, Embedded] = {}
     if needs_nats:
         port, monitor_port = (ports[name] for name in NATS_PORTS)

@@ -28,13 +28,13 @@ from oncewire.broker.engine import Consume, Idempotency, Limits, Produced, Settl
 from oncewire.broker.image import settle_in
 from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.catalog import Listed
-from oncewire.broker.jetstream.sending import Frame, Outlet, Sending, expect, fence, is_fenced
+from oncewire.broker.jetstream.sending import Frame, Outlet, Sending, expect, fence, header_of, is_fenced
 from oncewire.broker.records import Buried, Record, Stored, Trimmed, encode_document
 from oncewire.broker.rules import Place, Step
 from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
 from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
-from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, TooLarge, Unavailable
+from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Overloaded, TooLarge, Unavailable
 from oncewire.jetstream import codes
 from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
 
@@ -93,7 +93,10 @@ class CellDesk(Desk):
         self._cell = cell
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
-        if not any(type(record) is Buried and record.letter for record in step.records):
+        for record in step.records:
+            if type(record) is Buried:
+                break
+        else:
             super().submit(step, done)
             return
 
@@ -107,13 +110,11 @@ class CellDesk(Desk):
         self._ship(step.records, shipped)
 
     def propose(self, records: Iterable[Record]) -> None:
-        now: list[Record] = []
         for record in records:
             if type(record) is Buried and record.letter:
                 self._ship((record,), self._shipped)
             else:
-                now.append(record)
-        super().propose(now)
+                self.fill(record)
 
     def _shipped(self, records: list[Record], error: OncewireError | None) -> None:
         if error is None:
@@ -180,11 +181,12 @@ class Cell:
         self.trims: deque[tuple[int, int]] = deque()
         """When a trimmed message was stored, and its offset: it is purged once its key may be used again."""
         self.on_gone: list[Callable[[], None]] = []
-        self._message_head = b""
+        self._message_head = self._plain_header = b""
         self._going_left = 0
         self._sendings: list[Sending] = []
         self._error: OncewireError | None = None
         self._is_uncertain = False
+        self._stored: list[Stored] = []
         self._numbers = {topic.name: topic.number}
         """Of the topics that producers named."""
         self.begin_anew()
@@ -209,15 +211,12 @@ class Cell:
     def set_fence(self, sequence: int) -> None:
         self.fence = sequence
         self._message_head = fence(sequence, self.fence_subject)
+        self._plain_header = header_of(self._message_head)
 
     # ---- requests
 
     def refused(self) -> OncewireError | None:
-        if self.phase is not Phase.OPEN:
-            return self.gone_error()
-        if self.desk.is_full:
-            return Unavailable("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000)
-        return None
+        return self.gone_error() if self.phase is not Phase.OPEN else None
 
     def gone_error(self) -> OncewireError:
         where = f"partition {self.partition} of topic {self.topic.name!r}"
@@ -239,6 +238,9 @@ class Cell:
         done: Callable[[Produced | OncewireError], None],
     ) -> None:
         """`requested` is the number of the topic that the producer named, 0 when there is none."""
+        if self.desk.is_full:
+            done(Overloaded("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000))
+            return
         self._numbers[body.topic] = requested
         place = Place(self.held, self.partition, envelope)
         step = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, place, routing)
@@ -312,11 +314,15 @@ class Cell:
         encoded = self.desk.cut()
         messages: list[Frame] = []
         records: list[bytes] = []
+        stored: list[Stored] = []
+        subject, plain = self._subject, self._plain_header
         for record, payload in zip(self.desk.going, encoded, strict=True):
             if type(record) is Stored:
-                messages.append((self._subject, self._header_of(record), payload))
+                messages.append((subject, self._header_of(record) if record.identity else plain, payload))
+                stored.append(record)
             else:
                 records.append(payload)
+        self._stored = stored
         self._error = None
         self._is_uncertain = False
         self._sendings = []
@@ -328,20 +334,18 @@ class Cell:
         self._part_ended()
 
     def _header_of(self, record: Stored) -> bytes:
-        if not record.identity:
-            return self._message_head
         if record.requested:
             name = names.message_id(self._numbers[record.requested], record.requested, record.identity)
         else:
             name = names.letter_id(record.identity)
-        return self._message_head + f"Nats-Msg-Id: {name}\r\n".encode()
+        return header_of(self._message_head + f"Nats-Msg-Id: {name}\r\n".encode())
 
     def _send_records(self, encoded: list[bytes]) -> None:
         groups = packed.groups_of(self.state, self.desk.going)
         frames: list[Frame] = []
         after = self.record_sequence
         for run in packed.split(encoded):
-            head, before = (expect(after), after) if not frames else (b"", packed.SAME_BATCH)
+            head, before = (header_of(expect(after)), after) if not frames else (b"", packed.SAME_BATCH)
             frames.append((self._records_subject, head, packed.pack(self.node, before, groups, run)))
         self._going_left += 1
         self._begin(frames, self._records_sent, is_batch=len(frames) > 1)
@@ -405,20 +409,17 @@ class Cell:
 
     def _give_offsets(self) -> None:
         """Each message has the sequence that the server gave it; one that stood there already is taken back."""
-        stored = (record for record in self.desk.going if type(record) is Stored)
-        has_duplicates = False
+        first = 0
         for sending in self._sendings:
-            duplicates = set(sending.duplicates)
-            for at, sequence in enumerate(sending.sequences):
-                record = next(stored)
-                if at in duplicates:
-                    record.offset = -1
-                    rules.take_back(self.state, record)
-                    has_duplicates = True
-                else:
-                    record.offset = sequence - 1
-                    self.message_sequence = max(self.message_sequence, sequence)
-        if has_duplicates:
+            part = self._stored[first : first + len(sending.sequences)]
+            first += len(part)
+            for record, sequence in zip(part, sending.sequences, strict=True):
+                record.offset = sequence - 1
+            for at in sending.duplicates:
+                part[at].offset = -1
+                rules.take_back(self.state, part[at])
+            self.message_sequence = max(self.message_sequence, *sending.sequences)
+        if any(sending.duplicates for sending in self._sendings):
             self.desk.going[:] = [one for one in self.desk.going if type(one) is not Stored or one.offset >= 0]
 
     def _stored_at(self, record: Trimmed) -> int:

@@ -41,6 +41,7 @@ from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.node import Node
 from oncewire.broker.jetstream.readers import Fan
 from oncewire.broker.local import ROUTER_TIMEOUT_MS, Clock, steady_clock
+from oncewire.broker.messages import partition_of
 from oncewire.broker.routing import Routers
 from oncewire.broker.rules import NO_TOPIC, Place
 from oncewire.broker.state import COUNTERS
@@ -48,7 +49,6 @@ from oncewire.broker.taking import Take
 from oncewire.contracts.broker import Delivery, ProduceBody, Routing
 from oncewire.errors import ContractViolation, InvalidSetting, NotFound, OncewireError, TooLarge, Unavailable
 from oncewire.jetstream import Client, Outgoing
-from oncewire.jetstream.options import State as ConnectionState
 
 OWNER_LEASE_MS: Final = 3_000
 SERVICE: Final = "broker"
@@ -177,6 +177,11 @@ class JetStreamEngine:
     # ---- producing
 
     def produce(self, tenant: str, body: ProduceBody, done: Done[Produced]) -> None:
+        if body.envelope is None and self._routers is None and not self.node.is_stopping:
+            topic = self._catalog.topics.get((tenant, body.topic))
+            if topic is not None:  # the common case, without what only envelopes and routers need
+                self._store(body, topic.number, Place(topic, partition_of(body.key, topic.count), None), None, done)
+                return
         if self._routers is not None:
             self._routers.ask(body.topic, body, lambda decision: self._produce(tenant, body, decision, done))
         else:
@@ -226,10 +231,7 @@ class JetStreamEngine:
         topic, number, envelope = place
         cell = self.node.cells.get((topic.number, number))
         if cell is not None and cell.phase is Phase.OPEN:
-            if (refused := cell.refused()) is not None:
-                done(refused)
-            else:
-                cell.produce(body, requested, envelope, routing, done)
+            cell.produce(body, requested, envelope, routing, done)
             return
 
         def local(at: Cell, told: Callable[[Any], None]) -> None:
@@ -282,6 +284,13 @@ class JetStreamEngine:
     # ---- settling
 
     def settle(self, tenant: str, settle: Settle, done: Done[None]) -> None:
+        topic = self._catalog.topics.get((tenant, settle.topic))
+        if topic is not None and not self.node.is_stopping:
+            cell = self.node.cells.get((topic.number, settle.partition))
+            if cell is not None and cell.phase is Phase.OPEN:
+                cell.settle(settle, done)
+                return
+
         def request(topic: Listed) -> ops.Placed:
             return ops.Settling(topic.number, settle.partition, settle)
 
@@ -413,7 +422,7 @@ class JetStreamEngine:
         if node.is_stopping:
             return ["the broker is stopping"]
         found: list[str] = []
-        if node.client.state is not ConnectionState.CONNECTED:
+        if not node.is_connected:
             found.append(f"the connection to NATS is {node.client.state}")
         elif not node.is_held:
             found.append("this node's session ended, and it has not begun another one yet")

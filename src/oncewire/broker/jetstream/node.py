@@ -31,6 +31,7 @@ from oncewire.broker.view import show_partition
 from oncewire.contracts.broker import DEAD_PREFIX
 from oncewire.errors import Conflict, NotFound, OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing
+from oncewire.jetstream.options import State as ConnectionState
 
 NODES_S: Final = 0.05
 """How often it is looked who is there."""
@@ -39,7 +40,7 @@ TAKES_MAX: Final = 32
 ROUTE_EXTRA_S: Final = 10.0
 STEP_S: Final = 0.005
 ATTACH_AGAIN_S: Final = 0.05
-STOP_S_MAX: Final = 10.0
+STOP_S_MAX: Final = 5.0
 RECORDS_AGE_MS: Final = 7 * 86_400_000
 """For so long records stay for others to read, after a snapshot covers them."""
 MARKS_PER_AGE: Final = 14
@@ -104,9 +105,10 @@ class Node:
         self.is_stopping = True
         for fan in list(self.fans.values()):
             fan.ended(Unavailable("the broker is stopping", retry_after_s=1.0))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S_MAX):
-                await asyncio.gather(*(self.release(cell) for cell in list(self.cells.values())))
+        if self.is_connected:  # else there is nobody to hand over to, and the lease ends by itself
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S_MAX):
+                    await asyncio.gather(*(self.release(cell) for cell in list(self.cells.values())))
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -132,6 +134,10 @@ class Node:
     @property
     def node(self) -> str:
         return self.session.node
+
+    @property
+    def is_connected(self) -> bool:
+        return self.client.state is ConnectionState.CONNECTED
 
     @property
     def is_held(self) -> bool:
@@ -313,9 +319,6 @@ class Node:
 
     def _serve(self, cell: Cell, node: str, request: Placed, done: Done) -> None:
         if isinstance(request, ops.Produce):
-            if (refused := cell.refused()) is not None:
-                done(refused)
-                return
             cell.produce(request.body, request.requested, request.envelope, request.routing, done)
         elif isinstance(request, ops.Settling):
             cell.settle(request.settle, done)

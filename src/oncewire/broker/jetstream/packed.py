@@ -10,14 +10,26 @@ A snapshot is what the records up to one of them amount to, without the messages
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from oncewire.broker.image import capture_progress, restore
-from oncewire.broker.records import GroupMade, Kept, Record, Stored, decode_kept, encode
+from oncewire.broker.records import (
+    Acked,
+    Buried,
+    GroupMade,
+    GroupSeen,
+    Kept,
+    Marked,
+    Record,
+    Retried,
+    Stored,
+    decode_kept,
+    encode,
+)
 from oncewire.broker.state import State
 
 PART_BYTES_MAX: Final = 256 << 10
@@ -56,15 +68,14 @@ def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes]) -
     return head[:-1] + b',"records":[' + b",".join(encoded) + b"]}"
 
 
-def groups_of(state: State, records: Iterable[Record]) -> dict[int, str]:
+_OF_GROUPS = (Acked, Retried, Buried, GroupSeen, Marked)
+
+
+def groups_of(state: State, records: Sequence[Record]) -> dict[int, str]:
     """The names of the groups that the records speak of."""
-    found: dict[int, str] = {}
-    for record in records:
-        number = getattr(record, "group", 0)
-        if number and number not in found:
-            known = state.groups.get(number)
-            found[number] = record.name if isinstance(record, GroupMade) else known.name if known else ""
-    return found
+    made = {record.group: record.name for record in records if type(record) is GroupMade}
+    spoken = {record.group for record in records if isinstance(record, _OF_GROUPS)}
+    return made | {number: state.groups[number].name for number in spoken - made.keys()}
 
 
 def split(encoded: list[bytes]) -> list[list[bytes]]:

@@ -30,7 +30,11 @@ _LEARN: Final = 0.2
 _FORGET: Final = 0.998
 
 Frame = tuple[bytes, bytes, bytes]
-"""Subject, header without its last line, payload."""
+"""Subject, header, payload."""
+
+
+def header_of(lines: bytes) -> bytes:
+    return b"NATS/1.0\r\n" + lines + b"\r\n"
 
 
 def fence(number: int, subject: str) -> bytes:
@@ -100,10 +104,8 @@ class Sending:
         inbox, encode = connection.inbox, protocol.encode_pub
         return b"".join(
             [
-                encode(subject, inbox + b"%d" % (base + at), payload, b"NATS/1.0\r\n" + header + b"\r\n")
-                if header
-                else encode(subject, inbox + b"%d" % (base + at), payload)
-                for at, (subject, header, payload) in enumerate(frames)
+                encode(subject, b"%b%d" % (inbox, number), payload, header)
+                for number, (subject, header, payload) in enumerate(frames, base)
             ]
         )
 
@@ -112,8 +114,9 @@ class Sending:
         connection = self._outlet.connection
         parts: list[bytes] = []
         for at, (subject, header, payload) in enumerate(frames):
-            lines = b"NATS/1.0\r\n%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b\r\n" % (
-                header, name.encode(), at + 1, b"Nats-Batch-Commit: 1\r\n" if at == last else b"",
+            lines = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b\r\n" % (
+                header[:-2] or b"NATS/1.0\r\n", name.encode(), at + 1,
+                b"Nats-Batch-Commit: 1\r\n" if at == last else b"",
             )  # fmt: skip
             reply = connection.reply_to(self._base + at) if at in (0, last) else b""
             parts.append(protocol.encode_pub(subject, reply, payload, lines))
@@ -122,8 +125,21 @@ class Sending:
     # ---- answers
 
     def _on_reply(self, number: int, message: Message) -> None:
-        at = number - self._base
-        outcome = self._outcome(message)
+        at, payload = number - self._base, message.payload
+        mark = payload.rfind(b'"seq":')
+        told = payload[mark + 6 : -1]
+        if mark > 0 and told.isdigit():  # a plain PubAck: nothing behind its sequence
+            self.sequences[at] = int(told)
+        else:
+            self._take(at, self._outcome(message))
+        del self._outlet.connection.replies[number]
+        self._left -= 1
+        if self._left == 0:
+            if self.error is None:
+                self._outlet.pace.learn(len(self.sequences), (time.monotonic() - self._begun) * 1e6)
+            self.end()
+
+    def _take(self, at: int, outcome: PubAck | OncewireError) -> None:
         if isinstance(outcome, PubAck):
             self.sequences[at] = outcome.sequence
             if outcome.is_duplicate:
@@ -131,12 +147,6 @@ class Sending:
         else:
             self.refused += 1
             self.error = outcome
-        self._outlet.connection.replies.pop(number, None)
-        self._left -= 1
-        if self._left == 0:
-            if self.error is None:
-                self._outlet.pace.learn(len(self.sequences), (time.monotonic() - self._begun) * 1e6)
-            self.end()
 
     def _on_batch(self, number: int, message: Message) -> None:  # noqa: ARG002 - the reply's shape
         if not message.payload and not (message.header_raw and message.status == 503):

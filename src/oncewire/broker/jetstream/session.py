@@ -20,11 +20,12 @@ import msgspec
 
 from oncewire.broker.jetstream import names
 from oncewire.errors import Conflict, OncewireError, Unavailable
-from oncewire.jetstream import Client
+from oncewire.jetstream import Client, State
 
 RENEW_SHARE: Final = 3
 FORGET_LEASES: Final = 10
 """So many leases after its end a session's key is taken away."""
+LEAVE_S: Final = 1.0
 WATCH_AGAIN_S: Final = 0.1
 _log = logging.getLogger(__name__)
 
@@ -81,10 +82,11 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.is_held:
-            self._ends_at = 0.0
-            with contextlib.suppress(OncewireError):
-                await self._kv.delete(f"node.{self.node}", self._revision)
+        is_held, self._ends_at = self.is_held, 0.0
+        if is_held and self._client.state is State.CONNECTED:
+            with contextlib.suppress(OncewireError, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self._kv.delete(f"node.{self.node}", self._revision)
 
     @property
     def is_held(self) -> bool:
