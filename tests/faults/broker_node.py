@@ -12,45 +12,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
-from oncewire.broker.jetstream import cell, sending, session, takeover
+from oncewire.broker.jetstream import cell
 from oncewire.broker.jetstream.engine import JetStreamEngine
 from oncewire.cli.broker import serving
 from oncewire.settings import resolve
 
 STEPS = ("lease", "fence", "replay", "taken", "open", "confirmed", "letter", "snapshot", "release")
-
-
-def no_ownership_record() -> None:
-    """Takes a partition without writing that it did."""
-
-    async def read_only(self: Any, cell: Any) -> None:
-        last = await self._last(takeover.names.RECORDS, cell.records_subject)
-        while cell.record_sequence < last:
-            await self._apply_records(cell, last)
-
-    takeover.Taker._read_records = read_only  # type: ignore[method-assign]
-
-
-def no_expectation() -> None:
-    """Writes records whatever was written before them."""
-    cell.expect = lambda _: b""  # type: ignore[attr-defined]
-
-
-def no_fence() -> None:
-    """Stores messages whoever owns the partition."""
-    cell.fence = lambda *_: b""  # type: ignore[attr-defined]
-
-
-def lease_clock_ignored() -> None:
-    """Thinks that it holds its session for ever."""
-    session.Session.is_held = property(lambda self: bool(self.node))  # type: ignore[method-assign,assignment]
-
-
-MUTATIONS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (no_ownership_record, no_expectation, no_fence, lease_clock_ignored)
-}
 
 
 def killed_at(step: str, count: int) -> Callable[[str], None]:
@@ -81,7 +49,4 @@ async def main(flags: dict[str, str], step: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    assert sending.fence is not None
-    if sys.argv[4:]:
-        MUTATIONS[sys.argv[4]]()
     asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

@@ -36,12 +36,12 @@ Place = tuple[int, int]
 class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
-    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1, mutation: str = "") -> None:
+    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1) -> None:
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
             "broker_owner_lease_ms": str(lease_ms),
         }  # fmt: skip
-        self._words = [json.dumps(flags), step, str(count), *([mutation] if mutation else [])]
+        self._words = [json.dumps(flags), step, str(count)]
         self.process: asyncio.subprocess.Process | None = None
         self.url = ""
         self.is_suspect = False

@@ -138,8 +138,8 @@ def test_a_second_up_on_the_same_folder_says_which_process_has_it(tmp_path: Path
 def test_a_taken_port_is_named_with_the_setting_that_changes_it(tmp_path: Path, variable: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        taken = f"127.0.0.1:{port}" if variable.endswith("LISTEN") else str(port)
-        result = oncewire("up", cwd=tmp_path, **(ANY_PORTS | {variable: taken}))
+        value = f"127.0.0.1:{port}" if variable.endswith("LISTEN") else str(port)
+        result = oncewire("up", cwd=tmp_path, **(ANY_PORTS | {variable: value}))
     assert result.returncode == 3
     assert f"port {port} is taken" in result.stderr
     if sys.platform == "linux":
