@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from oncewire.broker.client import BrokerClient
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
+from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
 from oncewire.errors import OncewireError
 from tests.support.up import clean_environ
 from tests.support.wait import until
@@ -29,6 +29,8 @@ BROKER = [sys.executable, "-m", "tests.faults.broker_node"]
 ROOT = Path(__file__).parents[2]
 TOPIC, GROUP = "t", "g"
 LEASE_MS = 120_000
+NACKED = 0.05
+"""Of the deliveries; each becomes a dead letter at once."""
 START_S = 30.0
 Place = tuple[int, int]
 
@@ -36,10 +38,10 @@ Place = tuple[int, int]
 class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
-    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1) -> None:
+    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1, env: str = "dev") -> None:
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
-            "broker_owner_lease_ms": str(lease_ms),
+            "broker_owner_lease_ms": str(lease_ms), "env": env,
         }  # fmt: skip
         self._words = [json.dumps(flags), step, str(count)]
         self.process: asyncio.subprocess.Process | None = None
@@ -130,6 +132,7 @@ class Witness:
         self.places: dict[str, Place] = {}
         self.acked: set[Place] = set()
         self.stale = 0
+        self.buried: set[str] = set()
         self.gap_s = 0.0
         self.problems: list[str] = []
         self._clients: dict[str, BrokerClient] = {}
@@ -172,7 +175,7 @@ class Witness:
     async def _produce(self) -> None:
         while True:
             value, self._next = f"v{self._next}", self._next + 1
-            envelope = BrokerEnvelope(idempotency_key=value)
+            envelope = BrokerEnvelope(idempotency_key=value, retry_policy=RetryPolicy(max_attempts=1))
             try:
                 await self._any().produce(TOPIC, value, key=value, envelope=envelope)
                 self.produced.add(value)
@@ -209,8 +212,12 @@ class Witness:
             place = (delivery.partition, delivery.offset)
             was_acked = place in self.acked
             try:
-                reader, settler = self._client(node), self._any()
-                await settler.ack(reader.lease(TOPIC, GROUP, delivery))
+                lease, settler = self._client(node).lease(TOPIC, GROUP, delivery), self._any()
+                if self.chance.random() < NACKED:
+                    await settler.nack(lease, "broken")
+                    self.buried.add(delivery.value)
+                else:
+                    await settler.ack(lease)
             except OncewireError:
                 continue  # it comes again, from whoever owns it now
             if was_acked:
@@ -226,4 +233,18 @@ class Witness:
         with contextlib.suppress(AssertionError):
             await until(is_all_there, "all values", deadline_s=60.0)
         missing = self.produced - self.places.keys()
+        self.problems += await self._letters()
         return self.problems + [f"{value} was acknowledged and never came" for value in sorted(missing)[:20]]
+
+    async def _letters(self) -> list[str]:
+        """Each message that was given up has one letter."""
+        found: list[str] = []
+        client = self._any()
+        while True:
+            letters = await client.take(f"dlq.{TOPIC}", GROUP, most=500, wait_s=0.5, lease_ms=LEASE_MS)
+            if not letters:
+                break
+            found += [letter.value for letter in letters]
+        twice = {value for value in found if found.count(value) > 1}
+        lost = self.buried - set(found)
+        return [f"{value} has two letters" for value in twice] + [f"{value} has no letter" for value in lost]

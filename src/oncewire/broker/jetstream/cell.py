@@ -368,7 +368,7 @@ class Cell:
         self._begin(part, sent, is_batch=is_batch)
 
     def _begin(self, frames: list[Frame], done: Callable[[Sending], None], *, is_batch: bool | None) -> None:
-        failed = self.home.outlet.send(frames, done, is_batch=is_batch)
+        failed = self.home.outlet.send(frames, done, is_batch=is_batch, guard=self._message_head)
         if isinstance(failed, OncewireError):
             self._error = failed
             self._part_ended()
@@ -440,7 +440,9 @@ class Cell:
     # ---- life
 
     def opened(self) -> None:
-        """What is stored is known: requests may come."""
+        """What is stored is known: requests may come, unless it is too late."""
+        if self.phase is Phase.GONE:
+            return
         settle_in(self.state)
         for name in self.state.counters:
             self.state.counters[name] = 0

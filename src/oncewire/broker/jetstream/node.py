@@ -573,6 +573,8 @@ class Node:
         self._guests.clear()
         for cell in list(self.cells.values()):
             self._drop(cell, "between owners")
+        for fan in list(self.fans.values()):
+            fan.lost_all()  # the others know it by a name that is gone
 
     def _session_begun(self) -> None:
         self.link.open(self.node)

@@ -107,6 +107,10 @@ class Fan:
             if self.is_open:
                 self._host.attach(self, partition)
 
+    def lost_all(self) -> None:
+        for node in list(self._there):
+            self.lost(node)
+
     # ---- deliveries
 
     def room(self) -> int:

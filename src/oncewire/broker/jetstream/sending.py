@@ -94,12 +94,12 @@ class Sending:
     def is_nothing_stored(self) -> bool:
         return self.refused == len(self.sequences)
 
-    def begin(self, frames: Sequence[Frame]) -> bytes:
+    def begin(self, frames: Sequence[Frame], guard: bytes) -> bytes:
         connection = self._outlet.connection
         self._base = base = connection.take_numbers(len(frames))
         if self._is_batch:
             connection.replies[base] = connection.replies[base + len(frames) - 1] = self._on_batch
-            return self._batch(frames)
+            return self._batch(frames, guard)
         connection.replies.update(dict.fromkeys(range(base, base + len(frames)), self._on_reply))
         inbox, encode = connection.inbox, protocol.encode_pub
         return b"".join(
@@ -109,11 +109,14 @@ class Sending:
             ]
         )
 
-    def _batch(self, frames: Sequence[Frame]) -> bytes:
+    def _batch(self, frames: Sequence[Frame], guard: bytes) -> bytes:
+        """All or nothing, so the first one's guard is enough; a second expectation would be refused."""
         name, last = secrets.token_hex(12), len(frames) - 1
         connection = self._outlet.connection
         parts: list[bytes] = []
         for at, (subject, header, payload) in enumerate(frames):
+            if at and guard:
+                header = header.replace(guard, b"")
             lines = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b\r\n" % (
                 header[:-2] or b"NATS/1.0\r\n", name.encode(), at + 1,
                 b"Nats-Batch-Commit: 1\r\n" if at == last else b"",
@@ -196,9 +199,14 @@ class Outlet:
         return bool(self.connection.server.cluster)
 
     def send(
-        self, frames: Sequence[Frame], done: Callable[[Sending], None], *, is_batch: bool | None = None
+        self,
+        frames: Sequence[Frame],
+        done: Callable[[Sending], None],
+        *,
+        is_batch: bool | None = None,
+        guard: bytes = b"",
     ) -> Sending | OncewireError:
-        """Begin; an error when nothing went out. At most BATCH_MESSAGES_MAX at a time."""
+        """Begin; an error when nothing went out. At most BATCH_MESSAGES_MAX at a time. `guard` is what all expect."""
         assert 0 < len(frames) <= BATCH_MESSAGES_MAX
         if not self.connection.takes_requests:
             return Unavailable("the broker is not connected to NATS", retry_after_s=1.0)
@@ -207,7 +215,7 @@ class Outlet:
             is_batch = self.pace.wants_batch(count, is_clustered=self.is_clustered)
         sending = Sending(self, count, is_batch, done)
         try:
-            self.connection.write(sending.begin(frames))
+            self.connection.write(sending.begin(frames, guard))
         except OncewireError as error:
             return error
         self._open[sending] = None
