@@ -72,7 +72,8 @@ async def replaced(url: str, room: int) -> AsyncIterator[Replaced]:
         scene = Replaced(first, cell, topic, reader, subscription)
         for task in first.node.session._tasks:
             task.cancel()
-        scene.next = next(engine for engine in engines if engine is not first)
+        scene.next = successor = next(engine for engine in engines if engine is not first)
+        await until(lambda: not successor.node.session.is_there(cell.node))
         yield scene
 
 

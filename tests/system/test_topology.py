@@ -77,7 +77,7 @@ async def test_after_apply_nothing_is_left_to_do_and_a_second_apply_does_nothing
     for _ in range(2):
         left = await apply(client, topology, on_step=lambda step: done.append(step.item))
         assert left == Plan(same=left.same)
-        assert len(left.same) == len(topology.streams) + len(topology.consumers) == len(done) == 48
+        assert len(left.same) == len(topology.streams) + len(topology.consumers) == len(done) == 51
     assert (await compare(client, topology)).steps == ()
 
 

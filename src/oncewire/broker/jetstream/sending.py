@@ -25,6 +25,7 @@ CONFIRM_S_MAX: Final = 10.0
 SWEEP_S: Final = 0.25
 BATCH_US: Final = 2_000.0
 BATCH_MESSAGE_US: Final = 10.0
+_PLAIN_ACK: Final = b'{"stream":'
 _LEARN_FROM: Final = 8
 _LEARN: Final = 0.2
 _FORGET: Final = 0.998
@@ -131,7 +132,7 @@ class Sending:
         at, payload = number - self._base, message.payload
         mark = payload.rfind(b'"seq":')
         told = payload[mark + 6 : -1]
-        if mark > 0 and told.isdigit():  # a plain PubAck: nothing behind its sequence
+        if told.isdigit() and payload.startswith(_PLAIN_ACK):  # an error names a sequence too
             self.sequences[at] = int(told)
         else:
             self._take(at, self._outcome(message))
