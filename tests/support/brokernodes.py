@@ -140,15 +140,17 @@ class Witness:
         self._delivered_at = 0.0
         self._is_over = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._producers: list[asyncio.Task[None]] = []
         self._waiting: asyncio.Queue[tuple[NodeProcess, Delivery]] = asyncio.Queue()
 
     @contextlib.asynccontextmanager
-    async def watching(self, *nodes: NodeProcess, producers: int = 8) -> AsyncIterator[Witness]:
+    async def watching(self, *nodes: NodeProcess, producers: int = 4) -> AsyncIterator[Witness]:
         """Load on these nodes, until the block ends."""
         for node in nodes:
             await self.add(node)
         await self._client(nodes[0]).create_topic(TOPIC, partitions=self.partitions)
-        self._tasks += [asyncio.create_task(self._produce()) for _ in range(producers)]
+        self._producers = [asyncio.create_task(self._produce()) for _ in range(producers)]
+        self._tasks += self._producers
         self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
         try:
             yield self
@@ -225,10 +227,13 @@ class Witness:
             self.acked.add(place)
 
     async def finish(self) -> list[str]:
-        """Wait until everything that was acknowledged has come and is settled."""
+        """No more is produced; wait until everything that was acknowledged has come and is settled."""
+        for task in self._producers:
+            task.cancel()
+        await asyncio.gather(*self._producers, return_exceptions=True)
 
         def is_all_there() -> bool:
-            return self.produced <= self.places.keys()
+            return self.produced <= self.places.keys() and self._waiting.empty()
 
         with contextlib.suppress(AssertionError):
             await until(is_all_there, "all values", deadline_s=60.0)
@@ -239,12 +244,13 @@ class Witness:
     async def _letters(self) -> list[str]:
         """Each message that was given up has one letter."""
         found: list[str] = []
-        client = self._any()
-        while True:
-            letters = await client.take(f"dlq.{TOPIC}", GROUP, most=500, wait_s=0.5, lease_ms=LEASE_MS)
-            if not letters:
-                break
+        client, empty = self._any(), 0
+        while empty < 3:
+            letters = await client.take(f"dlq.{TOPIC}", GROUP, most=500, wait_s=0.3, lease_ms=LEASE_MS)
+            empty = 0 if letters else empty + 1
             found += [letter.value for letter in letters]
+            for letter in letters:
+                await client.ack(client.lease(f"dlq.{TOPIC}", GROUP, letter))
         twice = {value for value in found if found.count(value) > 1}
         lost = self.buried - set(found)
         return [f"{value} has two letters" for value in twice] + [f"{value} has no letter" for value in lost]

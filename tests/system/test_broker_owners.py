@@ -30,7 +30,7 @@ async def ended(*nodes: NodeProcess) -> None:
     await asyncio.gather(*(node.end() for node in nodes))
 
 
-async def settled(witness: Witness, count: int = 150) -> None:
+async def settled(witness: Witness, count: int = 60) -> None:
     """So many more are settled: what came before is over."""
     before = len(witness.acked)
     await until(lambda: len(witness.acked) >= before + count, f"{count} more acks", deadline_s=45.0)
