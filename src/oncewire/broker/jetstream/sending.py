@@ -51,13 +51,16 @@ def expect(number: int) -> bytes:
 
 
 class Pace:
-    """How long singles take here."""
+    """How long singles and batches take here. Both are learned: on a busy machine both take longer."""
 
     def __init__(self) -> None:
         self.single_us = 10.0
+        self.batch_us = BATCH_US
 
-    def learn(self, count: int, took_us: float) -> None:
-        if count >= _LEARN_FROM:
+    def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
+        if is_batch:
+            self.batch_us += _LEARN * (max(BATCH_US, took_us - count * BATCH_MESSAGE_US) - self.batch_us)
+        elif count >= _LEARN_FROM:
             self.single_us += _LEARN * (took_us / count - self.single_us)
 
     def wants_batch(self, count: int, *, is_clustered: bool) -> bool:
@@ -66,7 +69,7 @@ class Pace:
         if is_clustered:
             return True
         self.single_us *= _FORGET  # now and then singles are tried again
-        return count * self.single_us > BATCH_US + count * BATCH_MESSAGE_US
+        return count * self.single_us > self.batch_us + count * BATCH_MESSAGE_US
 
 
 class Sending:
@@ -139,8 +142,7 @@ class Sending:
         del self._outlet.connection.replies[number]
         self._left -= 1
         if self._left == 0:
-            if self.error is None:
-                self._outlet.pace.learn(len(self.sequences), (time.monotonic() - self._begun) * 1e6)
+            self._learn()
             self.end()
 
     def _take(self, at: int, outcome: PubAck | OncewireError) -> None:
@@ -159,10 +161,16 @@ class Sending:
         if isinstance(outcome, PubAck):
             first = outcome.sequence - len(self.sequences) + 1
             self.sequences = list(range(first, outcome.sequence + 1))
+            self._learn()
         else:
             self.refused = len(self.sequences)
             self.error = outcome
         self.end()
+
+    def _learn(self) -> None:
+        if self.error is None:
+            took_us = (time.monotonic() - self._begun) * 1e6
+            self._outlet.pace.learn(len(self.sequences), took_us, is_batch=self._is_batch)
 
     def _outcome(self, message: Message) -> PubAck | OncewireError:
         if message.header_raw and not message.payload:
