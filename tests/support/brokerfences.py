@@ -21,7 +21,7 @@ from tests.support.broker import Reader
 from tests.support.streams import unique
 from tests.support.wait import until, within
 
-LEASE_MS = 400
+LEASE_MS = 1_500
 
 
 async def asked(call: Callable[..., Any], *args: Any) -> Any:

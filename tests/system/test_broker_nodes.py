@@ -22,7 +22,7 @@ from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import unique
 from tests.support.wait import until, until_async, within
 
-LEASE_MS = 1_000
+LEASE_MS = 3_000
 
 
 @pytest.fixture(scope="module")
