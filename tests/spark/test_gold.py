@@ -183,7 +183,9 @@ def test_gold_is_replaced_never_added_to_and_shown(spark: SparkSession, tmp_path
     assert 8 == len(rows_of(tmp_path, "gold/steps"))
     shown = content(tmp_path, NOON)
     assert [("MESHFORGE_EVENTS", 8)] == [(one.stream, one.messages) for one in shown.streams]
-    assert "MESHFORGE_EVENTS" in page(shown)
+    assert shown.lineage is not None
+    assert (4, ["OrderPlaced", "BillMade"]) == (shown.runs, [step["type"] for step in shown.lineage.steps])
+    assert "BillMade" in page(shown)
 
 
 DERIVED = [name for name in GOLD if name != "gold/audits"]

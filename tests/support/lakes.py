@@ -196,7 +196,8 @@ class FakeAgent:
     def _effects(self, entry: Entry) -> list[Sending]:
         led = self.ledger
         named = [ids.effect_id(led.tenant, led.workspace, led.agent, entry.identity, at) for at in range(entry.effects)]
-        return [Sending(one, "evt.default.demo.bills.made", bill(one), None, EVENTS) for one in named]
+        order = entry.identity.removeprefix("key:")
+        return [Sending(one, "evt.default.demo.bills.made", bill(one, order), None, EVENTS) for one in named]
 
     def letter(self, sequence: int, cause: str = "BrokenOrder") -> int:
         """The dead letter of an input."""
@@ -216,5 +217,7 @@ class FakeAgent:
         return self.lake.add(DLQ, f"dlq.{row['subject']}", row["payload"], told)
 
 
-def bill(id_: str) -> bytes:
-    return msgspec.json.encode({"type": "BillMade", "payload": {"for": id_}, "idempotency_key": id_})
+def bill(id_: str, order: str = "") -> bytes:
+    """An effect; `order` is the key of the input that caused it."""
+    caused = {"causation_id": f"in.{order}", "correlation_id": f"in.{order}"} if order else {}
+    return msgspec.json.encode({"type": "BillMade", "payload": {"for": id_}, "idempotency_key": id_} | caused)

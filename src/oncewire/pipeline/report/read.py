@@ -8,6 +8,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+
 from oncewire.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing.run import last_verdicts
@@ -57,7 +59,9 @@ def _batches(lake: str | Path, table: tables.Table, where: Any = None) -> Iterat
         opened = tables.open_table(lake, table.name)
     except NotFound:
         return
-    yield from opened.to_pyarrow_dataset().to_batches(filter=where)
+    for batch in opened.to_pyarrow_dataset().to_batches():
+        # Not by the dataset: it takes columns without statistics in the log for empty, and skips their files.
+        yield from [batch] if where is None else pa.Table.from_batches([batch]).filter(where).to_batches()
 
 
 def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
