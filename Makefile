@@ -41,7 +41,7 @@ $(OLD_STAMP): requirements-spark40.lock pyproject.toml
 	@touch $@
 
 run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
-	@exec $(BIN)/oncewire up
+	@exec $(BIN)/oncewire up --pipeline
 
 test: $(STAMP) ## run every test that fits in a few minutes
 	@$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile --no-loadscope-reorder

@@ -42,9 +42,9 @@ def oncewire(*args: str, cwd: Path, **environ: str) -> subprocess.CompletedProce
     )
 
 
-def until(condition: Callable[[], Any], what: str) -> None:
+def until(condition: Callable[[], Any], what: str, *, deadline_s: float = WAIT_S) -> None:
     """Wait for a condition that nothing signals."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, f"waited in vain: {what}"
         time.sleep(0.005)

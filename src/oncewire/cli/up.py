@@ -20,7 +20,7 @@ import click
 import oncewire
 from oncewire import dlq, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire.cli import broker, edge, face, facts, gateway
+from oncewire.cli import broker, edge, face, facts, gateway, lakeside
 from oncewire.cli.access import OPEN, as_user, authorization
 from oncewire.cli.board import Board
 from oncewire.database.migrate import migrate
@@ -42,6 +42,7 @@ BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
 
 
 @click.command()
+@click.option("--pipeline", "has_pipeline", is_flag=True, help="Also keep the lake (needs Spark and Java).")
 @face.setting_options("data", "env", "topology_files")
 @face.setting_options("nats_url", "nats_monitor_url", "postgres_url")
 @face.setting_options(*NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
@@ -53,7 +54,7 @@ BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
 )
 @face.setting_options("broker_listen")
 @face.command
-def up(*, as_json: bool, **flags: Any) -> None:
+def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
 
     All data stays in the data folder and survives restarts, crashes and power cuts. With NATS_URL or
@@ -62,6 +63,7 @@ def up(*, as_json: bool, **flags: Any) -> None:
     \b
     Examples:
       oncewire up
+      oncewire up --pipeline
       oncewire up --data /var/lib/oncewire --json
       NATS_URL=nats://prod:4222 NATS_MONITOR_URL=http://prod:8222 oncewire up
     \b
@@ -75,10 +77,10 @@ def up(*, as_json: bool, **flags: Any) -> None:
     folder.create()
     with folder.lock():
         folder.check_room()
-        face.run(_run(resolved, folder, board))
+        face.run(_run(resolved, folder, board, has_pipeline))
 
 
-async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
+async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: bool) -> None:
     """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
     A service belongs here, in the `async with` around the last two lines: entered in order once the servers are ready,
@@ -102,6 +104,7 @@ async def serve(stack: Stack, chosen: Settings, board: Board) -> None:
         connected("tokens") as for_chat,
         _gateway(for_gateway, for_chat, chosen, board),
         _broker(chosen, board),
+        lakeside.pipeline(chosen, nats, board) if has_pipeline else contextlib.nullcontext(),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
         await stack.watch()
@@ -196,7 +199,7 @@ def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Se
     return chosen
 
 
-async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
+async def _run(resolved: Resolved, folder: DataFolder, board: Board, has_pipeline: bool) -> None:
     stop = _Stop(board)
     await clear(folder)
     stack = Stack(folder, _embedded(resolved, folder), _others(resolved), board.part)
@@ -204,7 +207,8 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board) -> None:
     try:
         if not await stop.comes_before(_start(stack, resolved, board)):
             chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
-            await stop.comes_before(serve(stack, _with_broker(resolved, chosen, folder), board))
+            served = _with_broker(resolved, chosen, folder)
+            await stop.comes_before(serve(stack, served, board, has_pipeline=has_pipeline))
     finally:
         begun = time.monotonic()
         await stack.stop()

@@ -41,6 +41,8 @@ RETRY_S: Final = 2.0
 ROWS_PER_TRIGGER: Final = 200_000
 BYTES_PER_TRIGGER: Final = 256 << 20
 FINISH_S: Final = 120.0
+ASK_S: Final = 2.0
+"""So long the driver looks for a server that is away before it does something else."""
 LOOK_S: Final = 0.05
 _OURS = re.compile(r"oncewire\.errors\.(\w+): (.+)")
 
@@ -73,7 +75,7 @@ class Streams:
     def facts(self, stream: str) -> Facts | None:
         """None when there is no such stream. Unavailable when nobody answers."""
         try:
-            self._wire = self._wire or connect(self._access)
+            self._wire = self._wire or connect(self._access, ASK_S)
             return facts_of(self._wire, stream)
         except NotFound:
             return None

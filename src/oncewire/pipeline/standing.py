@@ -64,6 +64,7 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
     far = reached(lake)
     told: dict[str, Any] = hold.read_state(lake.path).get("streams", {})
     found = []
+    lasts = _lasts(server, names)
     for name in names:
         state = told.get(name, {})
         at = far[name][1] if name in far else 0
@@ -72,16 +73,20 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
             checkpoints.check(lake.path, name, at or None)
         except Corrupt as lost:
             state, error, hint = {"state": "stopped"}, lost.message, lost.hint
-        found.append(StreamStands(name, at, _last(server, name), state.get("state", "waiting"), error, hint))
+        found.append(StreamStands(name, at, lasts.get(name), state.get("state", "waiting"), error, hint))
     return found
 
 
-def _last(server: Streams, name: str) -> int | None:
-    try:
-        facts = server.facts(name)
-    except Unavailable:
-        return None
-    return facts.last if facts else 0
+def _lasts(server: Streams, names: list[str]) -> dict[str, int]:
+    """The last sequence of each stream; nothing when nobody answers, which need not be found out once per stream."""
+    found: dict[str, int] = {}
+    for name in names:
+        try:
+            facts = server.facts(name)
+        except Unavailable:
+            return {}
+        found[name] = facts.last if facts else 0
+    return found
 
 
 def silver_has(lake: Lake) -> int:
