@@ -64,7 +64,7 @@ bench: $(STAMP) ## the benchmarks, each beside its yardstick in one run
 	@$(BIN)/python -m benchmarks
 
 faults: $(STAMP) ## the long fault runs: kills, stops, clusters
-	@$(BIN)/python -m pytest tests/faults tests/system -m faults --timeout 3600
+	@$(BIN)/python -m pytest tests/faults tests/system tests/spark -m faults --timeout 3600
 
 contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI document anew
 	@$(BIN)/oncewire contracts export --out docs/schemas
