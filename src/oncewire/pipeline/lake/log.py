@@ -183,7 +183,7 @@ class Lake:
             except FileNotFoundError:
                 raise Corrupt(
                     f"version {number} of the table {table.name} is no longer in its log: {entry}",
-                    hint="Derive silver anew: `oncewire pipeline backfill --silver`.",
+                    hint="Restore the lake from a backup, or read the streams into a new one: `oncewire pipeline run --lake DIR`.",
                 ) from None
             yield version_of(number, lines)
 
