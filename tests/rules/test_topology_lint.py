@@ -204,7 +204,7 @@ def test_a_consumer_that_never_gives_up_has_no_dead_letters() -> None:
     [
         ({"max_bytes": 1}, "drops-unread"),
         ({"max_msgs": 1}, "drops-unread"),
-        ({"max_msgs_per_subject": 1}, "drops-unread"),
+        ({"max_msgs_per_subject": 2}, "drops-unread"),
         ({"storage": "memory"}, "in-memory"),
         ({"retention": "workqueue", "max_age_ns": 10**12}, "drops-unread"),
     ],
@@ -212,6 +212,10 @@ def test_a_consumer_that_never_gives_up_has_no_dead_letters() -> None:
 def test_limits_that_lose_in_silence_are_warnings_and_no_errors(options: dict[str, object], code: str) -> None:
     assert codes(stream("A", "a.>", **options)) == []
     assert [finding.code for finding in warnings(stream("A", "a.>", **options))] == [code]
+
+
+def test_a_stream_of_last_values_keeps_what_it_is_for() -> None:
+    assert warnings(stream("A", "a.>", max_msgs_per_subject=1)) == []
 
 
 def test_a_full_stream_that_refuses_loses_nothing_in_silence() -> None:
@@ -234,5 +238,4 @@ def test_the_shipped_warnings_are_the_limits_that_the_specs_ask_for() -> None:
         "streams.STORAGE.max_bytes",
         "streams.CHAT_EVENTS.max_msgs_per_subject",
         "streams.DLQ.max_bytes",
-        "streams.BROKER_SNAPSHOTS.max_msgs_per_subject",
     ]

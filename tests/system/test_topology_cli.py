@@ -71,10 +71,10 @@ def request(server: NatsServer, endpoint: str, body: dict[str, Any] | None = Non
 
 
 def test_plan_is_empty_after_apply(live: Run) -> None:
-    assert "48 to create; 0 as declared" in live("plan").output
-    assert "48 created; 48 as declared" in live("apply").output
-    assert live("plan").output == "nothing to do: 48 as declared\n"
-    assert live("apply").output == "nothing to do; 48 as declared\n"
+    assert "51 to create; 0 as declared" in live("plan").output
+    assert "51 created; 51 as declared" in live("apply").output
+    assert live("plan").output == "nothing to do: 51 as declared\n"
+    assert live("apply").output == "nothing to do; 51 as declared\n"
 
 
 def test_check_tells_by_its_exit_code(live: Run) -> None:
@@ -85,7 +85,7 @@ def test_check_tells_by_its_exit_code(live: Run) -> None:
 
 def test_plans_are_machine_readable(live: Run) -> None:
     shown = json.loads(live("plan", "--json").stdout)
-    assert len(shown["steps"]) == 48
+    assert len(shown["steps"]) == 51
     assert shown["steps"][0] == {
         "item": "stream:MESHFORGE_EVENTS",
         "act": "create",
@@ -94,11 +94,11 @@ def test_plans_are_machine_readable(live: Run) -> None:
         "cost": "",
     }
     done = json.loads(live("apply", "--json").stdout)
-    assert (len(done["done"]), done["steps"], len(done["same"])) == (48, [], 48)
+    assert (len(done["done"]), done["steps"], len(done["same"])) == (51, [], 51)
 
 
 def test_a_users_file_adds_to_the_catalogs(live: Run, orders: str) -> None:
-    assert "50 created" in live("apply", "--file", orders).output
+    assert "53 created" in live("apply", "--file", orders).output
     undeclared = live("check").output
     assert "?  stream    ORDERS  not declared, left alone" in undeclared
 
@@ -130,7 +130,7 @@ def test_a_flag_for_something_undeclared_is_a_typo(live: Run) -> None:
 
 def test_lint_needs_no_server_and_warnings_are_no_failure(run: Run) -> None:
     shown = run("lint").output
-    assert shown.endswith("21 streams, 27 consumers: 7 warnings\n")
+    assert shown.endswith("24 streams, 27 consumers: 7 warnings\n")
     assert "platform.toml:8 streams.BILLING.max_bytes: beyond 64 MiB" in shown
 
 
@@ -170,7 +170,7 @@ def test_export_writes_to_stdout_or_a_file(run: Run, tmp_path: Path, form: str) 
 
 def test_an_exported_toml_file_can_be_given_back(run: Run, tmp_path: Path) -> None:
     run("export", "--format", "toml", "--out", str(tmp_path / "all.toml"))
-    assert "21 streams, 27 consumers: 7 warnings" in run("lint", "--file", str(tmp_path / "all.toml")).output
+    assert "24 streams, 27 consumers: 7 warnings" in run("lint", "--file", str(tmp_path / "all.toml")).output
 
 
 def test_settings_move_the_sr_streams(live: Run, server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,9 @@ DLQ = "dlq.>"
 DLQ_SERVICE = "dlq"
 QUERIES = "sr.queries.>"
 
+LAST_VALUE = 1
+"""Messages kept per subject where only the newest counts: dropping the others is what it is for."""
+
 
 def lint(topology: Topology) -> list[Finding]:
     """All findings, errors first, in the order of the declaration."""
@@ -279,7 +282,8 @@ class _Stream:
                 f"{show_count(stream.max_msgs_per_subject)} messages of a subject",
             ),
         ):
-            if limit > 0:
+            is_last_value = key == "max_msgs_per_subject" and limit == LAST_VALUE
+            if limit > 0 and not is_last_value:
                 message = f"beyond {shown} {stream.name} drops its oldest messages, read or not, without an error"
                 remedy = f'Raise {key} before it is reached, or set discard = "new" to refuse instead.'
                 yield _warning("drops-unread", self.place(key), message, remedy)

@@ -183,7 +183,7 @@ class Lake:
             except FileNotFoundError:
                 raise Corrupt(
                     f"version {number} of the table {table.name} is no longer in its log: {entry}",
-                    hint="Restore the lake from a backup, or read the streams into a new one: `oncewire pipeline run --lake DIR`.",
+                    hint="Restore the lake from a backup, or read the streams into a new one (`--lake DIR`).",
                 ) from None
             yield version_of(number, lines)
 
