@@ -38,6 +38,7 @@ FEW_ROUNDS = 2
 """With thousands of clients."""
 ENVELOPE_BYTES = 477
 START_SEQUENCE = 100_000
+STOP_S = 5.0
 OFFERED = 300_000
 """Deliveries per second that are asked for: more than a contender without coalescing can do."""
 OFFERED_S = 2.0
@@ -65,6 +66,10 @@ class Child:
     async def __aexit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.process.terminate()
+            try:
+                await asyncio.wait_for(self.process.wait(), STOP_S)
+            except TimeoutError:  # uvicorn waits for streams that have no end
+                self.process.kill()
         await self.process.wait()
 
     async def hear(self) -> str:
