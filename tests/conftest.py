@@ -13,6 +13,19 @@ settings.register_profile("house", deadline=None)  # no test asserts how long so
 settings.load_profile("house")
 
 
+_LONGEST_FIRST = ("/spark/", "/test_up", "/system/test_agent", "/system/", "/browser/", "/contracts/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two workers take file after file: what takes long comes first, so that neither is alone at the end."""
+
+    def rank(item: pytest.Item) -> int:
+        path = item.path.as_posix()
+        return next((at for at, part in enumerate(_LONGEST_FIRST) if part in path), len(_LONGEST_FIRST))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture
 def server() -> Iterator[NatsServer]:
     """A fresh nats-server with JetStream for this test alone."""

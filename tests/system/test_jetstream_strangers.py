@@ -149,14 +149,17 @@ async def test_garbage_in_mid_stream_makes_it_reconnect(data: bytes) -> None:
     if data.startswith((b"-ERR", b"MSG", b"PONG")):
         data = b"nonsense\r\n"
 
+    is_adopted = asyncio.Event()
+
     async def session(peer: Peer) -> None:
         await peer.greet()
         if server.connections == 1:
-            await peer.line()  # its first subscription: the client has adopted the connection
+            await is_adopted.wait()
             await peer.send(data)
         await peer.answer_pings()
 
     async with fake(session) as server, quick(server.url) as client:
+        is_adopted.set()
         await until(lambda: client.connection.reconnects == 1)
         await within(client.connection.flush())
         assert client.state is State.CONNECTED
