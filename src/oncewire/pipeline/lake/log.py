@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,11 @@ _CONFIGURATION: Final = {
     "delta.enableExpiredLogCleanup": "false",  # versions go when silver has them: housekeeping sees to it
     "delta.checkpointInterval": "100",
 }
+
+
+_CHANGING: Final = threading.Lock()
+"""Each stream has a thread of its own. Two that make a table at once would both do it, and the second one's protocol
+would make the first one's commit fail."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,26 @@ class Lake:
     def open(self, table: Table) -> DeltaTable:
         """The newest version of a table, which is made, or given the columns that it lacks, if need be."""
         with translated(table.name):
-            try:
-                found = DeltaTable(self.root(table))
-            except TableNotFoundError:
-                return self._make(table)
-        missing = [name for name, _ in table.columns if name not in {field.name for field in found.schema().fields}]
-        if missing:
+            found = self._found(table)
+            if found is not None and not _missing(found, table):
+                return found
+            with _CHANGING:
+                return self._changed(table)
+
+    def _found(self, table: Table) -> DeltaTable | None:
+        try:
+            return DeltaTable(self.root(table))
+        except TableNotFoundError:
+            return None
+
+    def _changed(self, table: Table) -> DeltaTable:
+        found = self._found(table)
+        if found is None:
+            return self._make(table)
+        if missing := _missing(found, table):
             wanted = Schema.from_arrow(table.schema)
-            with translated(table.name):
-                found.alter.add_columns([field for field in wanted.fields if field.name in missing])
-                found = DeltaTable(self.root(table))
+            found.alter.add_columns([field for field in wanted.fields if field.name in missing])
+            found = DeltaTable(self.root(table))
         return found
 
     def _make(self, table: Table) -> DeltaTable:
@@ -186,6 +202,11 @@ class Lake:
                     hint="Restore the lake from a backup, or read the streams into a new one (`--lake DIR`).",
                 ) from None
             yield version_of(number, lines)
+
+
+def _missing(found: DeltaTable, table: Table) -> list[str]:
+    known = {field.name for field in found.schema().fields}
+    return [name for name, _ in table.columns if name not in known]
 
 
 def version_of(number: int, lines: Sequence[str]) -> Version:
