@@ -14,6 +14,7 @@ from tests.support.nats import NatsServer
 COUNT = 40_000
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_stream_is_copied_by_the_executors_of_a_cluster(server: NatsServer, tmp_path: Path) -> None:
     source, sink = make_stream(server, "IN"), make_stream(server, "OUT")

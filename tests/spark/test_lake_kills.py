@@ -24,6 +24,7 @@ COUNT = 24_000
 UNIQUE = 20_000
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_each_message_is_once_in_the_lake_after_kills_of_driver_workers_and_server(
     server: NatsServer, tmp_path: Path
