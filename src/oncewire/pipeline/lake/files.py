@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from oncewire.files import sync_folder
 from oncewire.pipeline.lake.rules import Closed, Written
 from oncewire.pipeline.tables import Table
 
@@ -99,15 +100,6 @@ def store(path: Path, content: memoryview | bytes) -> None:
         os.fsync(file.fileno())
     begun.replace(path)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def statistics(rows: pa.Table) -> str:

@@ -23,7 +23,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 
 from oncewire.errors import Conflict, Corrupt, InvalidSetting, Unavailable
-from oncewire.pipeline.lake import files
+from oncewire.files import sync_folder
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.tables import Table, table_path
 
@@ -187,7 +187,7 @@ class Lake:
             with entry.open("rb") as file:
                 os.fsync(file.fileno())
             number += 1
-        files.sync_folder(log)
+        sync_folder(log)
 
     def versions(self, table: Table, after: int, last: int) -> Iterator[Version]:
         """What came with each version behind `after`, up to `last`, in order."""
