@@ -60,6 +60,7 @@ async def test_up_runs_a_broker_whose_topics_are_streams(tmp_path: Path) -> None
     up = Up(tmp_path / "data").ready()
     try:
         url = next(event["url"] for event in up.events if event.get("part") == "broker" and event["event"] == "ready")
+        assert url == up.running.services["broker"]
         async with BrokerClient(url) as client:
             await client.create_topic("orders")
             await client.produce("orders", "hello")

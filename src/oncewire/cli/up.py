@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
@@ -91,19 +92,20 @@ async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: b
     def connected(user: str) -> Client:
         return Client(options_from(as_user(chosen, nats, user), name=f"oncewire-{user}"))
 
+    shown = functools.partial(_shown, stack, board)
     async with connected(OPERATOR) as operator:
         await _declare(operator, chosen, board)
     if nats.keys and chosen.embedded_nats_access != OPEN:
         board.part("access", State.READY, text=f"programs need a key: NATS_NKEY={key_path(Path(nats.keys), DEVELOPER)}")
     async with (
         connected("relay") as for_relay,
-        _relaying(for_relay, chosen, board),
+        shown("relay", _relaying(for_relay, chosen)),
         connected("dlq") as for_dlq,
-        _dead_letters(for_dlq, chosen, board),
+        shown("dlq", _dead_letters(for_dlq, chosen)),
         connected("gateway") as for_gateway,
         connected("tokens") as for_chat,
-        _gateway(for_gateway, for_chat, chosen, board),
-        _broker(chosen, board),
+        shown("gateway", _gateway(for_gateway, for_chat, chosen)),
+        shown("broker", _broker(chosen)),
         lakeside.pipeline(chosen, nats, board) if has_pipeline else contextlib.nullcontext(),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
@@ -123,71 +125,58 @@ async def _declare(client: Client, chosen: Settings, board: Board) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _relaying(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+async def _shown(
+    stack: Stack, board: Board, name: str, part: contextlib.AbstractAsyncContextManager[dict[str, str]]
+) -> AsyncIterator[None]:
+    """A service from its start to its end, as the board shows it: what it yields, and its address if it has one."""
+    board.part(name, State.STARTING)
+    try:
+        async with part as told:
+            board.part(name, State.READY, **told)
+            if "url" in told:
+                stack.serves(name, told["url"])
+            try:
+                yield
+            finally:
+                board.part(name, State.STOPPING)
+    finally:
+        board.part(name, State.STOPPED)
+
+
+@contextlib.asynccontextmanager
+async def _relaying(client: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
     """The outbox: its tables, and a relay that publishes what is committed there."""
-    board.part("relay", State.STARTING)
     applied = await migrate(chosen.postgres_url)
-    try:
-        async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
-            made = f", {len(applied)} migrations applied" if applied else ""
-            board.part("relay", State.READY, text=f"publishes what PostgreSQL commits to the outbox{made}")
-            try:
-                yield
-            finally:
-                board.part("relay", State.STOPPING)
-    finally:
-        board.part("relay", State.STOPPED)
+    made = f", {len(applied)} migrations applied" if applied else ""
+    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
+        yield {"text": f"publishes what PostgreSQL commits to the outbox{made}"}
 
 
 @contextlib.asynccontextmanager
-async def _dead_letters(client: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+async def _dead_letters(client: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
     """The dead-letter service."""
-    board.part("dlq", State.STARTING)
-    try:
-        async with dlq.serving(client, dlq.options_of(chosen)):
-            board.part("dlq", State.READY, text="keeps what is given up as dead letters")
-            try:
-                yield
-            finally:
-                board.part("dlq", State.STOPPING)
-    finally:
-        board.part("dlq", State.STOPPED)
+    async with dlq.serving(client, dlq.options_of(chosen)):
+        yield {"text": "keeps what is given up as dead letters"}
 
 
 @contextlib.asynccontextmanager
-async def _gateway(client: Client, for_chat: Client, chosen: Settings, board: Board) -> AsyncIterator[None]:
+async def _gateway(client: Client, for_chat: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
     """The realtime gateway, and a chat that shows what it does; it knows no users, so not where they are asked for."""
-    board.part("gateway", State.STARTING)
     chat = None if edge.asks_who(chosen) else Chat(for_chat, chosen.postgres_url)
     what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
-    try:
-        async with (
-            chat.running() if chat else contextlib.nullcontext(),
-            gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (_, url),
-        ):
-            board.part("gateway", State.READY, text=f"{what} {url}", url=url)
-            try:
-                yield
-            finally:
-                board.part("gateway", State.STOPPING)
-    finally:
-        board.part("gateway", State.STOPPED)
+    async with (
+        chat.running() if chat else contextlib.nullcontext(),
+        gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (_, url),
+    ):
+        yield {"text": f"{what} {url}", "url": url}
 
 
 @contextlib.asynccontextmanager
-async def _broker(chosen: Settings, board: Board) -> AsyncIterator[None]:
+async def _broker(chosen: Settings) -> AsyncIterator[dict[str, str]]:
     """A node of the broker, on a connection of its own: nobody else's load may cost it its session."""
-    board.part("broker", State.STARTING)
-    try:
-        async with broker.serving(chosen) as (server, _):
-            url = broker.url_of(chosen, server)
-            board.part("broker", State.READY, text=f"queues on {url}, {broker.where(chosen)}", url=url)
-            try:
-                yield
-            finally:
-                board.part("broker", State.STOPPING)
-    finally:
-        board.part("broker", State.STOPPED)
+    async with broker.serving(chosen) as (server, _):
+        url = broker.url_of(chosen, server)
+        yield {"text": f"queues on {url}, {broker.where(chosen)}", "url": url}
 
 
 def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Settings:

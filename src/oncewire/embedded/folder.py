@@ -49,6 +49,8 @@ class Running(msgspec.Struct, frozen=True):
 
     up: Mark
     servers: dict[str, Server] = {}
+    services: dict[str, str] = {}
+    """What `up` itself serves, and where: the gateway, the broker, …"""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Stack:
         self._parts = parts
         self._others = others
         self._say = say
+        self._services: dict[str, str] = {}
 
     @property
     def servers(self) -> dict[str, Server]:
@@ -94,7 +95,12 @@ class Stack:
         self._say(part.name, State.READY, version=version, url=shown.url, monitor_url=shown.monitor_url)
 
     def _record(self) -> None:
-        self.folder.write(Running(Mark(os.getpid(), start_time(os.getpid())), self.servers))
+        self.folder.write(Running(Mark(os.getpid(), start_time(os.getpid())), self.servers, self._services))
+
+    def serves(self, name: str, url: str) -> None:
+        """A service on these servers is ready at this address: for other commands."""
+        self._services[name] = url
+        self._record()
 
     async def watch(self) -> None:
         """Returns never: raises when a part dies. Keeps the logs below their size."""
