@@ -37,6 +37,7 @@ from oncewire.pipeline.decode import decode
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import SILVER_APP, Lake
 from oncewire.pipeline.lake.rules import Written
+from oncewire.pipeline.lake.table import Table
 
 MESSAGES = 1_000_000
 CHUNK = 65_536
@@ -96,7 +97,7 @@ def make(job: tuple[str, int, int]) -> Chunk:
     return Chunk(written, _write(path, tables.SILVER["runtime"], first, silver), made)
 
 
-def _write(path: str, table: tables.Table, first: int, rows: pa.Table) -> list[Written]:
+def _write(path: str, table: Table, first: int, rows: pa.Table) -> list[Written]:
     return list(files.write_files(Lake(path).root(table), table, f"{first:012d}", rows, is_partitioned=False))
 
 

@@ -11,10 +11,12 @@ import pytest
 from oncewire.contracts import blocks, encode_message, new_message
 from oncewire.errors import Corrupt
 from oncewire.pipeline import decode
-from oncewire.pipeline.deriving import Staged, sort_out
+from oncewire.pipeline.deriving import sort_out
+from oncewire.pipeline.families import silver_name
 from oncewire.pipeline.lake import rules
 from oncewire.pipeline.lake.log import Added, version_of
 from oncewire.pipeline.lake.rules import Balance, Gap, Span, Step, Written
+from oncewire.pipeline.staging import Staged
 from oncewire.pipeline.tables import BRONZE, SILVER, TABLES
 from tests.spark.lakes import WHEN, chat, event, metered
 
@@ -273,9 +275,9 @@ def test_the_same_key_on_another_subject_is_another_message_and_an_edited_replay
 def test_chat_subjects_may_have_another_prefix() -> None:
     from oncewire.contracts.catalog import Family
 
-    assert "realtime" == decode.silver_name("talk.c1", (("talk.*", Family.REALTIME),))
-    assert "" == decode.silver_name("talk.c1")
-    assert ("request", "letter") == (decode.silver_name("dlq_requests.a"), decode.silver_name("dlq.evt.a"))
+    assert "realtime" == silver_name("talk.c1", (("talk.*", Family.REALTIME),))
+    assert "" == silver_name("talk.c1")
+    assert ("request", "letter") == (silver_name("dlq_requests.a"), silver_name("dlq.evt.a"))
 
 
 def test_a_message_that_is_sent_to_the_platform_keeps_its_time_to_the_microsecond() -> None:

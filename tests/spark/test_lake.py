@@ -249,12 +249,13 @@ def test_a_table_gains_the_columns_that_a_contract_gains(
 ) -> None:
     """The table as an older release made it lacks two columns: the next batch adds them, old rows show null there."""
     from oncewire.pipeline import tables
+    from oncewire.pipeline.lake.table import Table
 
     copy = tmp_path / "lake"
     shutil.copytree(lake / "bronze", copy / "bronze")
     today = tables.SILVER["runtime"]
     older = [one for one in today.columns if one[0] not in ("entity_id", "expected_version")]
-    Lake(copy).open(tables.Table(today.name, tuple(older), today.keys, today.grain))
+    Lake(copy).open(Table(today.name, tuple(older), today.keys, today.grain))
     Silver(spark, Lake(copy)).step()
     names = {field.name for field in open_table(copy, "silver/runtime").schema().fields}
     assert {name for name, _ in today.columns} == names

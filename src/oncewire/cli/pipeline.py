@@ -25,7 +25,7 @@ from oncewire.settings import Settings, mask_url
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from oncewire.pipeline.decode import Families
+    from oncewire.pipeline.families import Families
     from oncewire.pipeline.lake.log import Lake
     from oncewire.pipeline.run import Told
 

@@ -26,8 +26,9 @@ from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.log import Lake, is_partitioned
 from oncewire.pipeline.lake.rules import Span, Step, Written
+from oncewire.pipeline.lake.table import TIMESTAMP
 from oncewire.pipeline.rules import Offset
-from oncewire.pipeline.tables import BRONZE, TIMESTAMP, app_id
+from oncewire.pipeline.tables import BRONZE, app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

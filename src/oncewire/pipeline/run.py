@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from oncewire.errors import OncewireError, Unavailable
-from oncewire.pipeline.decode import Families
 from oncewire.pipeline.deriving import Batch, Silver
+from oncewire.pipeline.families import Families
 from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping

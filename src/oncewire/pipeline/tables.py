@@ -26,7 +26,6 @@ has the same schema as one that is not. A version of a table never changes: read
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -35,6 +34,8 @@ import pyarrow as pa
 
 from oncewire.contracts.catalog import Family
 from oncewire.errors import NotFound
+from oncewire.pipeline.gold.tables import GOLD
+from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,11 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
-TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 )
 RANGES: Final = pa.list_(pa.field("element", pa.struct([pa.field("first", pa.int64()), pa.field("last", pa.int64())])))
 """Closed ranges of sequences."""
-
-Columns = tuple[tuple[str, Any], ...]
 
 POSITION: Final[Columns] = (
     ("stream", pa.string()),
@@ -134,27 +132,6 @@ _LETTER: Final[Columns] = (
     ("body_is", pa.string()),  # '' the original's bytes; 'gone'; 'pointer'
     ("body", pa.binary()),
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """One table: its name is its path below the lake."""
-
-    name: str
-    columns: Columns
-    keys: tuple[str, ...]
-    """What no two rows share."""
-    grain: str
-    family: Family | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        return pa.schema([pa.field(name, kind) for name, kind in self.columns])
-
-    @property
-    def is_dated(self) -> bool:
-        """Whether `--partition-by date` partitions it."""
-        return self.columns[-1][0] == "date"
 
 
 _PLACE = tuple(name for name, _ in POSITION)
@@ -297,119 +274,6 @@ SILVER: Final = {
         ("payload", pa.string()),
     ),
 }
-HEALTH: Final = Table(
-    "gold/health",
-    (
-        ("tenant", pa.string()),
-        ("stream", pa.string()),
-        ("window_start", TIMESTAMP),  # a minute of the stream's time
-        ("messages", pa.int64()),
-        ("per_s", pa.float64()),
-        ("p50_ms", pa.float64()),  # from what the message says as its time to when the stream took it in
-        ("p95_ms", pa.float64()),
-        ("p99_ms", pa.float64()),
-        ("max_ms", pa.float64()),
-    ),
-    ("tenant", "stream", "window_start"),
-    "a minute of a stream",
-)
-CONSUMERS: Final = Table(
-    "gold/consumers",
-    (
-        ("tenant", pa.string()),
-        ("stream", pa.string()),
-        ("consumer", pa.string()),
-        ("window_start", TIMESTAMP),  # a minute
-        *((name, pa.int64()) for name in ("done", "duplicate", "terminated", "dead", "passed")),
-        ("given_up", pa.int64()),  # advisories of the server
-        ("redeliveries", pa.int64()),  # of inputs that became letters
-    ),
-    ("tenant", "stream", "consumer", "window_start"),
-    "a minute of a consumer",
-)
-DEAD_LETTERS: Final = Table(
-    "gold/dead_letters",
-    (
-        ("tenant", pa.string()),
-        ("stream", pa.string()),  # where the originals stood
-        ("consumer", pa.string()),
-        ("cause", pa.string()),
-        ("window_start", TIMESTAMP),  # an hour
-        ("letters", pa.int64()),
-        ("last_error", pa.string()),
-    ),
-    ("tenant", "stream", "consumer", "cause", "window_start"),
-    "an hour of a cause of letters",
-)
-RUNS: Final = Table(
-    "gold/runs",
-    (
-        ("tenant", pa.string()),
-        ("run", pa.string()),  # the correlation id
-        ("steps", pa.int64()),
-        ("started_at", TIMESTAMP),
-        ("ended_at", TIMESTAMP),
-        ("duration_ms", pa.float64()),
-        ("depth", pa.int64()),
-        ("retries", pa.int64()),
-        ("critical_path", pa.list_(pa.field("element", pa.string()))),  # steps, from the root to the last one
-        ("critical_ms", pa.float64()),
-        ("is_cut", pa.bool_()),  # it has more steps than are told
-    ),
-    ("tenant", "run"),
-    "all messages with one correlation id",
-)
-STEPS: Final = Table(
-    "gold/steps",
-    (
-        ("tenant", pa.string()),
-        ("run", pa.string()),
-        ("step", pa.string()),  # the message's id
-        ("parent", pa.string()),  # the id of what caused it
-        ("type", pa.string()),
-        ("subject", pa.string()),
-        ("stream", pa.string()),
-        ("sequence", pa.int64()),
-        ("at", TIMESTAMP),  # when its stream took it in
-        ("wait_ms", pa.float64()),  # since its parent was there
-        ("depth", pa.int64()),
-        ("retries", pa.int64()),
-        ("is_critical", pa.bool_()),
-    ),
-    ("stream", "sequence", "step"),
-    "a message in its run",
-)
-USAGE: Final = Table(
-    "gold/usage",
-    (
-        ("tenant", pa.string()),
-        ("resource_id", pa.string()),
-        ("meter", pa.string()),
-        ("unit", pa.string()),
-        ("window_start", TIMESTAMP),  # an hour of the time of use
-        ("quantity", pa.decimal128(38, 9)),
-        ("events", pa.int64()),
-        ("late_events", pa.int64()),  # came in more than an hour behind the window
-        ("late_quantity", pa.decimal128(38, 9)),
-        ("last_at", TIMESTAMP),
-    ),
-    ("tenant", "resource_id", "meter", "unit", "window_start"),
-    "an hour of a tenant's use of a resource",
-)
-AUDITS: Final = Table(
-    "gold/audits",
-    (
-        ("at", TIMESTAMP),
-        ("is_good", pa.bool_()),
-        ("errors", pa.int64()),
-        ("pending", pa.int64()),  # inputs in progress and what lies above the cut
-        ("took_s", pa.float64()),
-        ("verdict", pa.string()),  # JSON: cut, versions, counts, findings
-    ),
-    ("at",),
-    "a verdict of an audit",
-)
-GOLD: Final = {table.name: table for table in (HEALTH, CONSUMERS, DEAD_LETTERS, RUNS, STEPS, USAGE, AUDITS)}
 TABLES: Final = {table.name: table for table in (BRONZE, GAPS, QUARANTINE, BATCHES, *SILVER.values(), *GOLD.values())}
 
 

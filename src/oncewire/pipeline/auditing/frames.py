@@ -28,7 +28,7 @@ from oncewire.pipeline.auditing.workers import (
     read_blocks,
     walk_chains,
 )
-from oncewire.pipeline.decode import Families
+from oncewire.pipeline.families import Families
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -17,7 +17,8 @@ from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import frames
 from oncewire.pipeline.auditing.rules import Lifetime
 from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Stop, Verdict, read_verdict, write_verdict
-from oncewire.pipeline.decode import Families
+from oncewire.pipeline.families import Families
+from oncewire.pipeline.gold.tables import AUDITS
 from oncewire.pipeline.lake.log import SILVER_APP
 
 if TYPE_CHECKING:
@@ -166,14 +167,12 @@ def keep_verdict(lake: str | Path, verdict: Verdict) -> None:
         "took_s": verdict.took_s,
         "verdict": write_verdict(verdict).decode(),
     }
-    write_deltalake(
-        tables.table_path(lake, tables.AUDITS.name), pa.Table.from_pylist([row], tables.AUDITS.schema), mode="append"
-    )
+    write_deltalake(tables.table_path(lake, AUDITS.name), pa.Table.from_pylist([row], AUDITS.schema), mode="append")
 
 
 def last_verdicts(lake: str | Path, count: int = 1) -> list[Verdict]:
     """The newest ones that are kept, the newest first; none when nothing was audited yet."""
-    table = _open(lake, tables.AUDITS.name)
+    table = _open(lake, AUDITS.name)
     if table is None:
         return []
     rows = table.to_pyarrow_table(columns=["at", "verdict"]).sort_by([("at", "descending")]).slice(0, count)

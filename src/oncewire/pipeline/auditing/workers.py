@@ -34,7 +34,7 @@ from oncewire.pipeline.auditing.rules import (
     lifetime_of,
     walk,
 )
-from oncewire.pipeline.decode import READERS, Families, Place, Read, key_of, silver_name
+from oncewire.pipeline.families import READERS, Families, Place, Read, key_of, silver_name
 
 ROWS_PER_BATCH = 8_192
 EFFECT_PREFIX = "fx."

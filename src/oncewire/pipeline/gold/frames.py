@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from oncewire.pipeline.gold import rules
 from oncewire.pipeline.gold.rules import Message
-from oncewire.pipeline.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE, Table
+from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
+from oncewire.pipeline.lake.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -180,7 +181,8 @@ class _Runs:
 
 
 def step_row(step: rules.Step) -> dict[str, Any]:
-    told = step._asdict()
+    told = step.message._asdict() | step._asdict()
+    del told["message"]
     told["at"] = told.pop("at_us")
     return told
 

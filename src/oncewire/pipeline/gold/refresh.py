@@ -18,10 +18,12 @@ import pyarrow as pa
 
 from oncewire.pipeline import tables
 from oncewire.pipeline.gold import frames
+from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake, translated
 from oncewire.pipeline.lake.rules import Written
-from oncewire.pipeline.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, SILVER, STEPS, USAGE, Table
+from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.tables import SILVER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

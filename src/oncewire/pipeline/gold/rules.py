@@ -33,18 +33,9 @@ class Message(NamedTuple):
 class Step(NamedTuple):
     """A message in its run. `wait_ms` is the time since its parent was there; a root waits for nobody."""
 
-    tenant: str
-    run: str
-    step: str
-    parent: str | None
-    type: str
-    subject: str
-    stream: str
-    sequence: int
-    at_us: int
+    message: Message
     wait_ms: float
     depth: int
-    retries: int
     is_critical: bool
 
 
@@ -84,16 +75,7 @@ def run_of(messages: Sequence[Message], *, is_cut: bool = False) -> tuple[Run, l
     last = max(messages, key=lambda one: (one.at_us, depths[one.step]))
     path = _path(by_step, last.step)
     critical = set(path)
-    steps = [
-        Step(
-            *message[:9],
-            _wait_ms(message, by_step),
-            depths[message.step],
-            message.retries,
-            message.step in critical,
-        )
-        for message in messages
-    ]
+    steps = [Step(one, _wait_ms(one, by_step), depths[one.step], one.step in critical) for one in messages]
     started, ended = min(one.at_us for one in messages), last.at_us
     first = messages[0]
     return Run(

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from oncewire.files import sync_folder
 from oncewire.pipeline.lake.rules import Closed, Written
-from oncewire.pipeline.tables import Table
+from oncewire.pipeline.lake.table import Table
 
 FILE_BYTES_MAX: Final = 64 << 20
 """Rows are gathered up to this size, in memory as in Arrow, before a file is written."""

@@ -17,8 +17,9 @@ import pyarrow as pa
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Added, Lake, translated
 from oncewire.pipeline.lake.rules import Written
+from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
-from oncewire.pipeline.tables import BRONZE, TABLES, Table
+from oncewire.pipeline.tables import BRONZE, TABLES
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

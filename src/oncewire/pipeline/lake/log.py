@@ -25,7 +25,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from oncewire.errors import Conflict, Corrupt, InvalidSetting, Unavailable
 from oncewire.files import sync_folder
 from oncewire.pipeline.lake.rules import Written
-from oncewire.pipeline.tables import Table, table_path
+from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.tables import table_path
 
 COMMIT_RETRIES_MAX: Final = 20
 FACTS: Final = "oncewire"

@@ -13,6 +13,8 @@ import pyarrow as pa
 from oncewire.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing.run import last_verdicts
+from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
+from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.report import rules
 from oncewire.pipeline.report.rules import Content, Lineage
 
@@ -24,13 +26,13 @@ DAYS: Final = 7
 def content(lake: str | Path, made_at: datetime, *, run: str = "", days: int = DAYS) -> Content:
     """All that the page shows: the last days that the lake knows, and one run (the one given, or the longest of them
     all)."""
-    health = rows(lake, tables.HEALTH)
+    health = rows(lake, HEALTH)
     newest = max((row["window_start"] for row in health), default=made_at)
     since = newest - timedelta(days=days)
     health = [row for row in health if row["window_start"] > since]
     axis = rules.axis_of((row["window_start"] for row in health), MINUTE)
-    consumers = [row for row in rows(lake, tables.CONSUMERS) if row["window_start"] > since]
-    letters = [row for row in rows(lake, tables.DEAD_LETTERS) if row["window_start"] > since]
+    consumers = [row for row in rows(lake, CONSUMERS) if row["window_start"] > since]
+    letters = [row for row in rows(lake, DEAD_LETTERS) if row["window_start"] > since]
     lineage, count = _lineage(lake, run)
     return Content(
         str(lake),
@@ -43,18 +45,18 @@ def content(lake: str | Path, made_at: datetime, *, run: str = "", days: int = D
         rules.causes(letters),
         rules.letter_lines(letters),
         lineage,
-        rules.usage_lines(rows(lake, tables.USAGE)),
+        rules.usage_lines(rows(lake, USAGE)),
         last_verdicts(lake, VERDICTS_MAX),
         count,
     )
 
 
-def rows(lake: str | Path, table: tables.Table) -> list[dict[str, Any]]:
+def rows(lake: str | Path, table: Table) -> list[dict[str, Any]]:
     """All rows of a small table; none when there is no such table yet."""
     return [row for batch in _batches(lake, table) for row in batch.to_pylist()]
 
 
-def _batches(lake: str | Path, table: tables.Table, where: Any = None) -> Iterator[Any]:
+def _batches(lake: str | Path, table: Table, where: Any = None) -> Iterator[Any]:
     try:
         opened = tables.open_table(lake, table.name)
     except NotFound:
@@ -70,7 +72,7 @@ def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
 
     count = 0
     best: list[tuple[float, int, str, dict[str, Any]]] = []
-    for batch in _batches(lake, tables.RUNS, pc.field("steps") > 1):
+    for batch in _batches(lake, RUNS, pc.field("steps") > 1):
         for row in batch.to_pylist():
             count += 1
             if not wanted or row["run"] == wanted:
@@ -83,7 +85,7 @@ def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
         return None, count
     run = best[0][3]
     where = (pc.field("run") == run["run"]) & (pc.field("tenant") == run["tenant"])
-    steps = [row for batch in _batches(lake, tables.STEPS, where) for row in batch.to_pylist()]
+    steps = [row for batch in _batches(lake, STEPS, where) for row in batch.to_pylist()]
     return Lineage(run, in_order(steps)[: rules.STEPS_SHOWN]), count
 
 

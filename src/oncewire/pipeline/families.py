@@ -1,0 +1,351 @@
+"""How a message of each family is read: one reader per silver table, and the key that no two of its rows share.
+
+A message is read exactly as an agent reads it, with what it leaves out filled in the same way, so identities, digests
+and ids are those that ledgers and blocks know. What breaks its contract is refused with the reason that a person needs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from oncewire.contracts import blocks, catalog, headers, ids, inputs, letters, message, realtime, subjects, trace
+from oncewire.contracts.catalog import Family
+from oncewire.contracts.codec import ENCODE
+from oncewire.errors import ContractViolation, UnsupportedVersion
+from oncewire.jetstream.protocol import parse_time_ns
+
+KEY_BYTES: Final = 16
+LONG_MAX: Final = 2**63 - 1
+INCARNATION: Final = "#"
+"""Stands between a stream's creation time and its incarnation in a block."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICRO = timedelta(microseconds=1)
+_NAMES: Final = {Family.BLOCK: "ledger"}
+
+Families = tuple[tuple[str, Family], ...]
+"""Patterns that come before the catalog's, such as chat subjects under another prefix."""
+
+
+class Place(NamedTuple):
+    """Where a message stands, and what it carried."""
+
+    origin: ids.Origin
+    subject: str
+    tenant: str | None
+    msg_id: str | None
+    carried: Callable[[], dict[str, str]]
+
+
+class Read(NamedTuple):
+    """What a message says. `own` are the columns that only its family has."""
+
+    tenant: str
+    scope: str
+    """Within which an identity counts, besides tenant and subject."""
+    identity: str
+    event_us: int
+    trace_id: str | None
+    span_id: str | None
+    causation_id: str | None
+    correlation_id: str | None
+    digest: bytes
+    replaces: str | None
+    own: tuple[Any, ...]
+
+
+def silver_name(subject: str, families: Families = ()) -> str:
+    """The silver table of a subject, '' where no contract names it."""
+    found = next((family for pattern, family in families if subjects.matches(subject, pattern)), None)
+    family = found or catalog.family(subject)
+    if family is Family.LETTER:
+        return "request" if subject.startswith("dlq_requests.") else "letter"
+    return _NAMES.get(family, family.value) if family else ""
+
+
+def read_runtime(body: bytes, place: Place) -> Read:
+    found = inputs.read_complete(body, place.subject)
+    if found is None:
+        found = inputs.read_closely(body, subject=place.subject, origin=place.origin, carried=place.carried())
+    told = found.envelope
+    carried = place.carried() if place.msg_id and place.msg_id.startswith("rp.") else {}
+    own = (
+        told.workspace,
+        *_envelope(told.id, told.type, told.schema_version, told.idempotency_key, told.actor.id, found.digest, carried),
+        ENCODE(told.payload).decode(),
+        told.actor.role,
+        told.source.agent,
+        told.source.adapter,
+        told.security_context.principal_id,
+        told.security_context.principal_type,
+        told.reply_to,
+        told.entity_id,
+        told.expected_version,
+    )
+    return Read(
+        told.tenant,
+        told.workspace,
+        found.identity,
+        told.ts * 1000,
+        told.trace_id,
+        told.span_id,
+        told.causation_id,
+        told.correlation_id,
+        found.digest,
+        carried.get(headers.REPLAY_REPLACES),
+        own,
+    )
+
+
+def read_message(body: bytes, place: Place) -> Read:
+    sent, written = message.open_message(body)
+    carried = place.carried()
+    told = inputs.view(sent, carried)
+    digest = ids.content_digest(sent.message_type, written)
+    own = (
+        told.workspace,
+        *_envelope(
+            sent.message_id,
+            sent.message_type,
+            sent.schema_version,
+            sent.idempotency_key,
+            sent.actor_id,
+            digest,
+            carried,
+        ),
+        ENCODE(sent.payload).decode(),
+        sent.actor_kind,
+    )
+    return Read(
+        told.tenant,
+        told.workspace,
+        inputs.message_identity(place.subject, sent),
+        (sent.timestamp - _EPOCH) // _MICRO,
+        told.trace_id,
+        told.span_id,
+        sent.causation_id,
+        sent.correlation_id,
+        digest,
+        carried.get(headers.REPLAY_REPLACES),
+        own,
+    )
+
+
+def _envelope(
+    id_: str, type_: str, version: str, key: str, actor: str, digest: bytes, carried: dict[str, str]
+) -> tuple[Any, ...]:
+    replaces, replay_for = carried.get(headers.REPLAY_REPLACES), carried.get(headers.REPLAY_FOR)
+    return id_, type_, version, key, actor, digest, shown(replaces), shown(replay_for)
+
+
+def read_realtime(body: bytes, place: Place) -> Read:
+    told = realtime.decode_realtime(body)
+    carried = place.carried()
+    epoch = carried.get(headers.EPOCH, "")
+    context = trace.extract(carried)
+    event = told.event
+    own = (
+        event.__struct_config__.tag,
+        told.version,
+        told.conversation_id,
+        shown(epoch) or None,
+        told.sequence,
+        getattr(event, "message_id", None),
+        getattr(event, "chunk_id", None),
+        told.contract.guarantee,
+        told.contract.dedupe_key,
+        ENCODE(event).decode(),
+    )
+    return Read(
+        place.tenant or subjects.DEFAULT_TENANT,
+        "",
+        realtime.identity(told, epoch=epoch, origin=place.origin),
+        (told.issued_at - _EPOCH) // _MICRO,
+        context.trace_id if context else None,
+        context.span_id if context else None,
+        None,
+        None,
+        hashlib.sha256(ENCODE(event)).digest(),
+        None,
+        own,
+    )
+
+
+def read_ledger(body: bytes, place: Place) -> Read:
+    """A block. Its hash is part of its identity: a second block with this number is a fork that audits must see."""
+    try:
+        told = blocks.read_announcement(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"ledger block: {error}") from None
+    if told.version != blocks.ANNOUNCEMENT_VERSION:
+        raise UnsupportedVersion(f"ledger block: version {told.version} is not supported", version=str(told.version))
+    hash_ = blocks.announcement_hash(body)
+    own = (
+        told.version,
+        told.ledger,
+        told.workspace,
+        told.agent,
+        told.number,
+        told.previous,
+        hash_.hex(),
+        [_inputs(one) for one in told.inputs],
+        told.effects,
+        told.state,
+        told.confirmed.block,
+        [{"stream": stream, "sequence": sequence} for stream, sequence in sorted(told.confirmed.streams.items())],
+        [{"stream": stream, "places": _ranges(places)} for stream, places in sorted(told.targets.items())],
+        [_settled(*one) for one in told.settled],
+    )
+    identity = ids.joined("block", told.ledger, told.tenant, told.workspace, told.agent, told.number, hash_.hex())
+    return Read(told.tenant, told.workspace, identity, _stored_us(place), None, None, None, None, hash_, None, own)
+
+
+def _inputs(told: blocks.Inputs) -> dict[str, Any]:
+    created_ns, incarnation = lifetime_of(told.created)
+    names = told.subjects if len(told.subjects) == len(told.listed) else told.subjects[:1] * len(told.listed)
+    return {
+        "stream": told.stream,
+        "created_ns": created_ns,
+        "incarnation": incarnation,
+        "consumer": told.consumer,
+        "filters": list(told.filters),
+        "start": told.start,
+        "sum": told.sum,
+        **{name: _ranges(getattr(told, name)) for name in ("done", "duplicate", "terminated", "dead", "passed")},
+        "listed": [
+            {"sequence": sequence, "identity": identity, "digest": digest, "subject": names[at] if names else None}
+            for at, (sequence, identity, digest) in enumerate(told.listed)
+        ],
+    }
+
+
+def _ranges(found: Sequence[tuple[int, int]]) -> list[dict[str, int]]:
+    return [{"first": first, "last": last} for first, last in found]
+
+
+def _settled(stream: str, created: str, sequence: int) -> dict[str, Any]:
+    created_ns, incarnation = lifetime_of(created)
+    return {"stream": stream, "created_ns": created_ns, "incarnation": incarnation, "sequence": sequence}
+
+
+def lifetime_of(created: str) -> tuple[int, int]:
+    """A stream's creation time with its incarnation, as blocks write it: `2026-11-15T12:00:00Z#2`."""
+    when, _, incarnation = created.partition(INCARNATION)
+    try:
+        return parse_time_ns(when), int(incarnation or 0)
+    except ValueError:
+        raise ContractViolation(f"ledger block: {created[:60]!r} is not when a stream was made") from None
+
+
+def read_letter(body: bytes, place: Place) -> Read:
+    """A dead letter, or a request for one. What somebody else wrote there has no story: it is kept as it is."""
+    told = place.carried()
+
+    def number(name: str) -> int:
+        text = told.get(name, "")
+        found = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else 0
+        return min(found, LONG_MAX)
+
+    context = trace.extract({headers.TRACEPARENT: told.get(letters.TRACE, "")}) or trace.extract(told)
+    reason = told.get(letters.CAUSE, "")
+    own = (
+        shown(letters.cause_of(reason, letters.one_line(reason, letters.CAUSE_CHARS_MAX))) or "unknown",
+        shown(told.get(letters.ERROR, reason)),
+        shown(told.get(letters.OUTCOME, "")),
+        shown(told.get(letters.CONSUMER, "")),
+        number(letters.DELIVERIES),
+        shown(told.get(letters.STREAM, "")),
+        number(letters.CREATED),
+        number(letters.SEQUENCE),
+        number(letters.TIMESTAMP),
+        shown(told.get(letters.SUBJECT, "")),
+        shown(told.get(letters.PAYLOAD, "")),
+        body,
+    )
+    return Read(
+        place.tenant or subjects.DEFAULT_TENANT,
+        "",
+        ids.joined("letter", place.msg_id) if place.msg_id else ids.position_identity(place.origin),
+        min(number(letters.AT), 253_402_300_799_999) * 1000 or _stored_us(place),
+        context.trace_id if context else None,
+        context.span_id if context else None,
+        None,
+        None,
+        b"",
+        None,
+        own,
+    )
+
+
+def read_replay(body: bytes, place: Place) -> Read:
+    letter = place.subject.rpartition(".")[2]
+    identity = ids.position_identity(place.origin)
+    return _plain(place, identity, (letter, _json_text(body)))
+
+
+class _Advisory(msgspec.Struct, frozen=True):
+    type: str
+    stream: str
+    consumer: str
+    stream_seq: int
+    id: str = ""
+    deliveries: int = 0
+
+
+_read_advisory = msgspec.json.Decoder(_Advisory).decode
+
+
+def read_advisory(body: bytes, place: Place) -> Read:
+    try:
+        told = _read_advisory(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"advisory: {error}") from None
+    own = (told.type, told.consumer, told.deliveries, told.stream, told.stream_seq, body.decode())
+    identity = ids.joined("advisory", told.id) if told.id else ids.position_identity(place.origin)
+    return _plain(place, identity, own)
+
+
+def _plain(place: Place, identity: str, own: tuple[Any, ...]) -> Read:
+    tenant = place.tenant or subjects.DEFAULT_TENANT
+    return Read(tenant, "", identity, _stored_us(place), None, None, None, None, b"", None, own)
+
+
+def _json_text(body: bytes) -> str:
+    try:
+        msgspec.json.decode(body)
+        return body.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"body: {error}") from None
+
+
+def _stored_us(place: Place) -> int:
+    return place.origin.timestamp_ns // 1000
+
+
+def shown(value: str | None) -> str | None:
+    """A header's value as a table can hold it: bytes that are no UTF-8 are shown as signs."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if value is not None else None
+
+
+Reader = Callable[[bytes, Place], Read]
+READERS: Final[dict[str, Reader]] = {
+    "runtime": read_runtime,
+    "message": read_message,
+    "realtime": read_realtime,
+    "ledger": read_ledger,
+    "letter": read_letter,
+    "request": read_letter,
+    "replay": read_replay,
+    "advisory": read_advisory,
+}
+
+
+def key_of(name: str, subject: str, read: Read) -> bytes:
+    """What no two rows of a silver table share. An edited replay stands beside what it replaces."""
+    parts = [name, read.tenant, read.scope, subject, read.identity]
+    text = ids.joined("silver", *parts, *([read.digest.hex()] if read.replaces else []))
+    return hashlib.blake2b(text.encode(), digest_size=KEY_BYTES).digest()

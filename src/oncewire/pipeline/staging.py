@@ -1,0 +1,178 @@
+"""What executors do for silver: read new files of bronze, search the tables for keys, write what is new.
+
+Decoded rows wait in Arrow files below the lake until the driver has decided which of them are new; keys, digests and
+counts are all that it hears of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from oncewire.pipeline import decode
+from oncewire.pipeline.decode import Wrong
+from oncewire.pipeline.families import KEY_BYTES, Families
+from oncewire.pipeline.lake import files, rules
+from oncewire.pipeline.lake.rules import Written
+from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
+
+CONFLICT: Final = "identity_conflict"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Decoded rows of one file of bronze for one table, on disk; their keys and digests in order."""
+
+    name: str
+    path: str
+    rows: int
+    size_bytes: int
+    keys: bytes = b""
+    digests: bytes = b""
+    sequences: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileDecoded:
+    """What became of one file of bronze."""
+
+    parts: tuple[Staged, ...]
+    refused: dict[str, int]
+    runs: tuple[rules.Closed, ...]
+
+
+@dataclass(frozen=True)
+class DecodeFile:
+    """Read one file of bronze and stage its parts."""
+
+    bronze: str
+    staging: str
+    families: Families
+
+    def __call__(self, item: tuple[int, str]) -> FileDecoded:
+        at, path = item
+        rows = read_file(f"{self.bronze}/{path}", BRONZE)
+        found = decode.decode(rows, self.families)
+        parts = [self._staged(at, name, part, found.digests[name]) for name, part in sorted(found.parts.items())]
+        if found.quarantine.num_rows:
+            parts.append(self._staged(at, QUARANTINE.name, found.quarantine, []))
+        return FileDecoded(tuple(parts), found.refused, tuple(files.runs_of(rows["sequence"])))
+
+    def _staged(self, at: int, name: str, part: pa.Table, digests: list[bytes]) -> Staged:
+        path = Path(self.staging) / f"{at}-{name}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, part.schema) as writer:
+            writer.write_table(part)
+        if name == QUARANTINE.name:
+            return Staged(name, str(path), part.num_rows, part.nbytes)
+        keys, sequences = b"".join(part["key"].to_pylist()), tuple(part["sequence"].to_pylist())
+        return Staged(name, str(path), part.num_rows, part.nbytes, keys, b"".join(digests), sequences)
+
+
+def read_staged(path: str) -> pa.Table:
+    with pa.memory_map(path) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def read_file(path: str, table: Table) -> pa.Table:
+    """A file of a table, with the table's columns of today: those that it does not have are null, but for the date of a
+    partitioned table, which is that of the stream's time."""
+    return conform(pq.ParquetFile(path).read(), table)
+
+
+def conform(rows: pa.Table, table: Table) -> pa.Table:
+    made = []
+    for name, kind in table.columns:
+        if name in rows.column_names:
+            made.append(rows[name].cast(kind))
+        elif name == "date":
+            made.append(rows["timestamp"].cast(pa.date32()))
+        else:
+            made.append(pa.nulls(rows.num_rows, kind))
+    return pa.Table.from_arrays(made, schema=table.schema)
+
+
+@dataclass(frozen=True)
+class Look:
+    """Search files of silver tables for keys: each one that is there, with its digest where the table has one."""
+
+    keys: dict[str, bytes]
+    """By table, joined."""
+
+    def __call__(self, item: tuple[str, str, tuple[str, ...]]) -> dict[bytes, bytes]:
+        name, root, paths = item
+        wanted = pa.array(split(self.keys[name], KEY_BYTES), pa.binary())
+        has_digest = any(column == "digest" for column, _ in SILVER[name].columns)
+        found: dict[bytes, bytes] = {}
+        for path in paths:
+            file = pq.ParquetFile(f"{root}/{path}")
+            is_there = pc.is_in(file.read(columns=["key"])["key"], value_set=wanted)
+            if not pc.any(is_there).as_py():
+                continue
+            rows = file.read(columns=["key", "digest"] if has_digest else ["key"]).filter(is_there)
+            digests = rows["digest"].to_pylist() if has_digest else [b""] * rows.num_rows
+            found |= dict(zip(rows["key"].to_pylist(), digests, strict=True))
+        return found
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """A row of bronze whose identity another message has."""
+
+    bronze: str
+    sequence: int
+    family: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class WriteItem:
+    """Files to write: staged parts without the rows that are dropped, and conflicting rows of bronze."""
+
+    name: str
+    root: str
+    prefix: str
+    is_partitioned: bool
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    conflicts: tuple[Conflict, ...] = ()
+
+
+def write_item(item: WriteItem) -> tuple[list[Written], dict[str, int]]:
+    """The files, and how many rows of each family they hold."""
+    table = QUARANTINE if item.name == QUARANTINE.name else SILVER[item.name]
+    made = [without(read_staged(path), dropped) for path, dropped in item.parts]
+    by_file: dict[str, list[Conflict]] = {}
+    for one in item.conflicts:
+        by_file.setdefault(one.bronze, []).append(one)
+    made += [conflicting(path, found) for path, found in by_file.items()]
+    rows = pa.concat_tables(made)
+    rows = rows.sort_by([(name, "ascending") for name in ("stream", "created_ns", "incarnation", "sequence")])
+    written = list(files.write_files(item.root, table, item.prefix, rows, is_partitioned=item.is_partitioned))
+    if table is not QUARANTINE:
+        return written, {item.name: rows.num_rows}
+    counts = pc.value_counts(rows["family"]).to_pylist()
+    return written, {one["values"] or "": one["counts"] for one in counts}
+
+
+def without(rows: pa.Table, dropped: Sequence[int]) -> pa.Table:
+    if not dropped:
+        return rows
+    gone = set(dropped)
+    return rows.take(pa.array([at for at in range(rows.num_rows) if at not in gone], pa.int64()))
+
+
+def conflicting(path: str, found: Sequence[Conflict]) -> pa.Table:
+    rows = read_file(path, BRONZE)
+    place = {sequence: at for at, sequence in enumerate(rows["sequence"].to_pylist())}
+    return decode.quarantined(rows, [Wrong(place[one.sequence], one.family, CONFLICT, one.detail) for one in found])
+
+
+def split(joined: bytes, size: int) -> list[bytes]:
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
