@@ -27,9 +27,9 @@ from oncewire.broker.engine import BufferFull, Consume, Idempotency, Limits, Pro
 from oncewire.broker.image import capture
 from oncewire.broker.journal import replay_into
 from oncewire.broker.log.writer import Log
-from oncewire.broker.records import encode
 from oncewire.broker.state import State, Subscriber
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
+from oncewire.contracts.records import encode
 from oncewire.errors import Conflict, ContractViolation, OncewireError, OutcomeUnknown
 from tests.support.disk import SimDisk
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from oncewire.broker.jetstream import cell, names, session
+from oncewire.broker.jetstream import cell, session
 from oncewire.broker.jetstream.takeover import Taker
+from oncewire.contracts import topics
 from tests.support.brokerfences import SCENES, delivers_nothing, settles_nothing, stores_nothing
 from tests.support.nats import NatsServer, nats_server
 
@@ -30,7 +31,7 @@ async def test_without_a_record_before_delivering_the_stale_owner_settles(
     server: NatsServer, monkeypatch: Patch
 ) -> None:
     async def read_only(self: Any, cell: Any) -> None:
-        last = await self._last(names.RECORDS, cell.records_subject)
+        last = await self._last(topics.RECORDS, cell.records_subject)
         while cell.record_sequence < last:
             await self._apply_records(cell, last)
 

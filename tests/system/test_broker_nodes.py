@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from oncewire.broker.engine import Consume, Limits, Produced, Settle
-from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
+from oncewire.contracts import topics
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
 from oncewire.errors import OncewireError, Unavailable
 from oncewire.jetstream import Client, connect
@@ -293,8 +293,8 @@ async def test_others_can_read_the_stream_of_a_topic(nodes: Any, server: NatsSer
     await until(lambda: reader.got)
     await ack(one, topic, reader.got[0])
     async with connect(server.url) as client:
-        message = await client.get(names.stream_of("", topic), stored.offset + 1)
-        assert f"{names.prefix_of('', topic)}.{stored.partition}" == message.subject
+        message = await client.get(topics.stream_of("", topic), stored.offset + 1)
+        assert f"{topics.prefix_of('', topic)}.{stored.partition}" == message.subject
         assert {"key": "hello", "value": "hello", "envelope": {"run_id": "r"}} == msgspec.json.decode(message.payload)
         assert ("ack", "g", stored.offset, 1, "a") in await settlements(client, one, topic, stored.partition)
 
@@ -302,7 +302,7 @@ async def test_others_can_read_the_stream_of_a_topic(nodes: Any, server: NatsSer
 async def settlements(client: Client, engine: JetStreamEngine, topic: str, partition: int) -> list[tuple[Any, ...]]:
     """What a reader outside finds: outcome, group, offset, attempt, owner."""
     number = engine.node.catalog.topics["", topic].number
-    found = await client.get_batch(names.RECORDS, subject=names.records_of(number, partition))
+    found = await client.get_batch(topics.RECORDS, subject=topics.records_of(number, partition))
     packed = [msgspec.json.decode(one.payload) for one in found]
     return [
         ("ack", one["groups"][str(record[2])], record[4], record[7], record[8])

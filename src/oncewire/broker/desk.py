@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from oncewire.broker.dispatch import dispatch
-from oncewire.broker.records import Record
 from oncewire.broker.rules import NO_TOPIC, Step
 from oncewire.broker.state import Group, State
+from oncewire.contracts.records import Record
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Unavailable
 
 Waiter = tuple[Callable[[Any], None], Any]

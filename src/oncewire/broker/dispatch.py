@@ -11,10 +11,10 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from oncewire.broker.idempotency import identity_of
-from oncewire.broker.records import Body, Document, Record, decode_body
 from oncewire.broker.rules import EXPIRED, bury
 from oncewire.broker.state import LEASED, READY, Flight, Group, Progress, State, Subscriber
 from oncewire.contracts.broker import Delivery
+from oncewire.contracts.records import Body, Document, Record, decode_body
 
 
 class Round(NamedTuple):

@@ -13,7 +13,8 @@ from typing import Final
 
 from oncewire.broker.idempotency import FAILED, PENDING, RESTARTED, Produced, Work
 from oncewire.broker.messages import Partition
-from oncewire.broker.records import (
+from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Topic
+from oncewire.contracts.records import (
     GroupKept,
     Heads,
     Kept,
@@ -23,7 +24,6 @@ from oncewire.broker.records import (
     TopicKept,
     WorkedKept,
 )
-from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Topic
 
 CHUNK: Final = 1_000
 """Messages or entries in a record."""

@@ -16,8 +16,8 @@ from oncewire.broker.engine import LogStats
 from oncewire.broker.image import capture, restore, settle_in
 from oncewire.broker.log.reading import Found
 from oncewire.broker.log.writer import Log, Snapshot
-from oncewire.broker.records import decode_kept, decode_record, encode
 from oncewire.broker.state import State
+from oncewire.contracts.records import decode_kept, decode_record, encode
 from oncewire.errors import OncewireError
 
 _log = logging.getLogger(__name__)

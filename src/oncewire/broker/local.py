@@ -35,12 +35,12 @@ from oncewire.broker.engine import (
 from oncewire.broker.journal import Journal, replay_into
 from oncewire.broker.log.files import Disk
 from oncewire.broker.log.writer import Log
-from oncewire.broker.records import Record, encode
 from oncewire.broker.routing import Routers
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber
 from oncewire.broker.taking import Take
 from oncewire.contracts.broker import Delivery, ProduceBody
+from oncewire.contracts.records import Record, encode
 from oncewire.errors import OncewireError, Overloaded, Unavailable
 
 ROUTER_TIMEOUT_MS: Final = 500

@@ -41,7 +41,17 @@ from oncewire.broker.idempotency import (
     identity_of,
 )
 from oncewire.broker.messages import partition_of
-from oncewire.broker.records import (
+from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
+from oncewire.contracts.broker import (
+    DEAD_PREFIX,
+    BrokerEnvelope,
+    DeadLetter,
+    DeliveredEnvelope,
+    ProduceBody,
+    RetryPolicy,
+    Routing,
+)
+from oncewire.contracts.records import (
     Acked,
     Body,
     Buried,
@@ -54,16 +64,6 @@ from oncewire.broker.records import (
     TopicGone,
     TopicMade,
     decode_body,
-)
-from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
-from oncewire.contracts.broker import (
-    DEAD_PREFIX,
-    BrokerEnvelope,
-    DeadLetter,
-    DeliveredEnvelope,
-    ProduceBody,
-    RetryPolicy,
-    Routing,
 )
 from oncewire.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
 
@@ -473,7 +473,9 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     records: list[Record] = []
     if not state.keeps_graveyards:
         _settling(state, flight)
-        return [Buried(topic.number, group.number, number, flight.offset, Stored(0, number, -1, now_ms, size, held))]
+        letter = Stored(0, number, -1, now_ms, size, held)
+        told = (flight.attempts, reason, now_ms, flight.owner)
+        return [Buried(topic.number, group.number, number, flight.offset, letter, *told)]
     name = (topic.tenant, DEAD_PREFIX + topic.name)
     graveyard = state.topics.get(name) or state.making.get(name)
     if graveyard is None:

@@ -24,7 +24,8 @@ from typing import Any, Final, Generic, TypeVar
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
 from oncewire.broker.messages import Partition
-from oncewire.broker.records import (
+from oncewire.contracts.broker import RetryPolicy
+from oncewire.contracts.records import (
     Acked,
     Buried,
     GroupMade,
@@ -38,7 +39,6 @@ from oncewire.broker.records import (
     Trimmed,
     encode_body,
 )
-from oncewire.contracts.broker import RetryPolicy
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from oncewire.broker.jetstream import names
+from oncewire.contracts import topics
 from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client
 
@@ -23,7 +24,6 @@ WINDOW_MS_MIN: Final = 100
 """The server's own least duplicate window."""
 WATCH_AGAIN_S: Final = 0.25
 CATCH_UP_S_MAX: Final = 5.0
-NUMBER: Final = "oncewire_topic_number"
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ class Listed(msgspec.Struct, frozen=True, weakref=True):
 
 
 def listed(number: int, tenant: str, name: str, entry: Entry) -> Listed:
-    stream, prefix = names.stream_of(tenant, name), names.prefix_of(tenant, name)
+    stream, prefix = topics.stream_of(tenant, name), topics.prefix_of(tenant, name)
     return Listed(number, tenant, name, entry.partitions, entry.at_ms, stream, prefix)
 
 
@@ -153,8 +153,8 @@ class Catalog:
         self._drop(topic.tenant, topic.name, topic.number + 1)
         await self._delete_stream(topic.stream)
         for stream, subject in (
-            (names.RECORDS, f"broker_records.{topic.number}.>"),
-            (names.SNAPSHOTS, f"broker_snapshots.{topic.number}.>"),
+            (topics.RECORDS, f"broker_records.{topic.number}.>"),
+            (topics.SNAPSHOTS, f"broker_snapshots.{topic.number}.>"),
             (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.part.{topic.number}.>"),
         ):
             await self._client.api(f"STREAM.PURGE.{stream}", {"filter": subject})
@@ -174,7 +174,7 @@ class Catalog:
             await self._make(wanted)
             return
         found = info["config"]
-        number = int((found.get("metadata") or {}).get(NUMBER) or 0)
+        number = int((found.get("metadata") or {}).get(topics.NUMBER) or 0)
         if number < topic.number:
             current = await self._kv.get(names.key_of(topic.tenant, topic.name))
             if current is None or current.revision != topic.number:
@@ -210,9 +210,9 @@ class Catalog:
             "allow_direct": True,
             "allow_atomic": True,
             "metadata": {
-                NUMBER: str(topic.number),
-                "oncewire_topic": topic.name,
-                "oncewire_tenant": topic.tenant,
-                "oncewire_partitions": str(topic.count),
+                topics.NUMBER: str(topic.number),
+                topics.NAME: topic.name,
+                topics.TENANT: topic.tenant,
+                topics.PARTITIONS: str(topic.count),
             },
         }

@@ -22,6 +22,8 @@ from enum import Enum
 from functools import partial
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from oncewire.broker import rules
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Idempotency, Limits, Produced, Settle, Sink
@@ -29,11 +31,12 @@ from oncewire.broker.image import settle_in
 from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.sending import Frame, Outlet, Sending, expect, fence, header_of, is_fenced
-from oncewire.broker.records import Buried, Record, Stored, Trimmed, encode_document
 from oncewire.broker.rules import Place, Step
 from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
+from oncewire.contracts import topics
 from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
+from oncewire.contracts.records import SAME_BATCH, Buried, Record, Stored, Trimmed, encode_document
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Overloaded, TooLarge, Unavailable
 from oncewire.jetstream import codes
 from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
@@ -146,7 +149,7 @@ class CellDesk(Desk):
 def _without_letter(record: Record) -> Record:
     if type(record) is not Buried:
         return record
-    return Buried(record.topic, record.group, record.partition, record.offset, None)
+    return msgspec.structs.replace(record, letter=None)
 
 
 class Cell:
@@ -160,7 +163,7 @@ class Cell:
         self.partition = partition
         self.subject = f"{topic.prefix}.{partition}"
         self.fence_subject = f"{self.subject}.fence"
-        self.records_subject = names.records_of(topic.number, partition)
+        self.records_subject = topics.records_of(topic.number, partition)
         self._subject = self.subject.encode()
         self._records_subject = self.records_subject.encode()
         self.phase = Phase.OPENING
@@ -345,8 +348,8 @@ class Cell:
         frames: list[Frame] = []
         after = self.record_sequence
         for run in packed.split(encoded):
-            head, before = (header_of(expect(after)), after) if not frames else (b"", packed.SAME_BATCH)
-            frames.append((self._records_subject, head, packed.pack(self.node, before, groups, run)))
+            head, before = (header_of(expect(after)), after) if not frames else (b"", SAME_BATCH)
+            frames.append((self._records_subject, head, packed.pack(self.node, before, groups, run, self.topic)))
         self._going_left += 1
         self._begin(frames, self._records_sent, is_batch=len(frames) > 1)
 

@@ -25,10 +25,11 @@ from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
 from oncewire.broker.jetstream.takeover import Taker
 from oncewire.broker.local import Clock
-from oncewire.broker.records import Buried
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.view import show_partition
+from oncewire.contracts import topics
 from oncewire.contracts.broker import DEAD_PREFIX
+from oncewire.contracts.records import Buried
 from oncewire.errors import Conflict, NotFound, OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.options import State as ConnectionState
@@ -504,7 +505,7 @@ class Node:
         old = [mark for mark in cell.marks if mark[0] <= now_ms - RECORDS_AGE_MS]
         if old:
             body = {"filter": cell.records_subject, "seq": old[-1][1] + 1}
-            await self.client.api(f"STREAM.PURGE.{names.RECORDS}", body)
+            await self.client.api(f"STREAM.PURGE.{topics.RECORDS}", body)
         kept = cell.marks[len(old) :]
         if not kept or kept[-1][0] <= now_ms - RECORDS_AGE_MS // MARKS_PER_AGE:
             kept = [*kept, (now_ms, covers)]

@@ -1,9 +1,7 @@
 """What an owner writes of a partition, as bytes: packed records and snapshots. Pure.
 
-A packed record is one message of the stream of records: a JSON object with who wrote it, the sequence of the record
-before it, the names of the groups that it speaks of, and the records themselves as arrays, as records.py numbers them.
-The first one of an owner has `taken`: from there on only that owner's may follow. Readers outside find in it per
-settlement the group, offset, attempt, owner, outcome and error.
+A packed record is one message of the stream of records: a JSON object (contracts/records.py: Packed) with the records
+as arrays. Readers outside find in it the topic, and per settlement group, offset, attempt, owner, outcome and error.
 
 A snapshot is what the records up to one of them amount to, without the messages, in parts that each name that record.
 """
@@ -11,46 +9,32 @@ A snapshot is what the records up to one of them amount to, without the messages
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from oncewire.broker.image import capture_progress, restore
-from oncewire.broker.records import (
+from oncewire.broker.state import State
+from oncewire.contracts.records import (
     Acked,
     Buried,
     GroupMade,
     GroupSeen,
     Kept,
     Marked,
+    Packed,
     Record,
     Retried,
     Stored,
     decode_kept,
     encode,
 )
-from oncewire.broker.state import State
 
 PART_BYTES_MAX: Final = 256 << 10
 """Of a packed record or a part of a snapshot; well below what any server takes."""
 
-SAME_BATCH: Final = -1
-"""In the place of the record before it: it went in the same batch."""
-
 encode_record = msgspec.json.Encoder().encode
-
-
-class Packed(Struct, frozen=True):
-    owner: str
-    after: int
-    taken: bool = False
-    at_ms: int = 0
-    groups: dict[str, str] = {}
-    records: list[Record] = []
-
-
-decode_packed = msgspec.json.Decoder(Packed).decode
 
 
 def encode_for_stream(record: Record) -> bytes:
@@ -58,13 +42,30 @@ def encode_for_stream(record: Record) -> bytes:
     return record.body if type(record) is Stored else encode_record(record)
 
 
-def taken(owner: str, after: int, at_ms: int) -> bytes:
-    return encode_record(Packed(owner, after, taken=True, at_ms=at_ms))
+class Named(Protocol):
+    """A topic, as far as its records name it."""
+
+    @property
+    def tenant(self) -> str: ...
+    @property
+    def name(self) -> str: ...
 
 
-def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes]) -> bytes:
+def taken(owner: str, after: int, at_ms: int, topic: Named) -> bytes:
+    return encode_record(Packed(owner, after, taken=True, at_ms=at_ms, tenant=topic.tenant, topic=topic.name))
+
+
+def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes], topic: Named) -> bytes:
     """One packed record of records that are encoded already."""
-    head = encode_record({"owner": owner, "after": after, "groups": {str(one): name for one, name in groups.items()}})
+    head = encode_record(
+        {
+            "owner": owner,
+            "after": after,
+            "groups": {str(one): name for one, name in groups.items()},
+            "tenant": topic.tenant,
+            "topic": topic.name,
+        }
+    )
     return head[:-1] + b',"records":[' + b",".join(encoded) + b"]}"
 
 

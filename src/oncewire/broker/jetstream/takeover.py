@@ -20,7 +20,8 @@ import msgspec
 
 from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.cell import Cell, Page, Phase
-from oncewire.broker.records import decode_body
+from oncewire.contracts import topics
+from oncewire.contracts.records import SAME_BATCH, decode_body, decode_packed
 from oncewire.errors import Conflict, Corrupt, NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client, Outgoing, Start, codes, parse_reply
 from oncewire.jetstream.protocol import Message
@@ -128,7 +129,7 @@ class Taker:
     # ---- records
 
     async def _read_snapshot(self, cell: Cell) -> None:
-        found = await self._client.get_last_of(names.SNAPSHOTS, [f"{names.snapshot_of(*cell.key)}.*"])
+        found = await self._client.get_last_of(topics.SNAPSHOTS, [f"{names.snapshot_of(*cell.key)}.*"])
         parts = sorted(
             ((packed.decode_part(one.payload), one.sequence) for one in found), key=lambda part: part[0].number
         )
@@ -146,10 +147,10 @@ class Taker:
     async def _read_records(self, cell: Cell) -> None:
         """Let all records count that were not read yet, and append that this node has taken the partition."""
         for _ in range(TRIES_MAX):
-            last = await self._last(names.RECORDS, cell.records_subject)
+            last = await self._last(topics.RECORDS, cell.records_subject)
             while cell.record_sequence < last:
                 await self._apply_records(cell, last)
-            body = packed.taken(cell.node, last, cell.home.clock())
+            body = packed.taken(cell.node, last, cell.home.clock(), cell.topic)
             try:
                 ack = await self._client.publish_one(
                     Outgoing(cell.records_subject, body, expected_last_subject_sequence=last)
@@ -162,13 +163,13 @@ class Taker:
 
     async def _apply_records(self, cell: Cell, last: int) -> None:
         found = await self._client.get_batch(
-            names.RECORDS, sequence=cell.record_sequence + 1, subject=cell.records_subject
+            topics.RECORDS, sequence=cell.record_sequence + 1, subject=cell.records_subject
         )
         if not found:
             await asyncio.sleep(LOOK_AGAIN_S)  # this replica is not as far yet
         for one in found:
-            record = packed.decode_packed(one.payload)
-            if record.after not in (cell.record_sequence, packed.SAME_BATCH):
+            record = decode_packed(one.payload)
+            if record.after not in (cell.record_sequence, SAME_BATCH):
                 raise Corrupt(
                     f"record {one.sequence} of {cell.records_subject} follows {record.after}, not"
                     f" {cell.record_sequence}",

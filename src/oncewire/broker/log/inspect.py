@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from oncewire.broker.log.files import Disk, Files, translated
 from oncewire.broker.log.reading import read_log
-from oncewire.broker.records import decode_kept, decode_record
+from oncewire.contracts.records import decode_kept, decode_record
 from oncewire.errors import Corrupt
 
 

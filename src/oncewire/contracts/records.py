@@ -26,7 +26,7 @@ Everything that depends on a clock is decided before it is written, so reading t
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -115,6 +115,11 @@ class Buried(Struct, array_like=True, frozen=True, tag=8, gc=False):
     offset: int
     letter: Stored | None
     """None when it stands in a stream of its own already."""
+    attempts: int = 0
+    """With what follows, for those who read settlements elsewhere: the broker needs none of it again."""
+    last_error: str = ""
+    at_ms: int = 0
+    owner: str = ""
 
 
 class Trimmed(Struct, array_like=True, frozen=True, tag=9, gc=False):
@@ -223,3 +228,28 @@ def encode_document(body: tuple[str, str, DeliveredEnvelope | None, Routing | No
 def decode_body(held: bytes) -> Body | Document:
     """Both forms: a MessagePack array never begins like a JSON object."""
     return _decode_document(held) if held[0] == _OPENING else _decode_packed(held)
+
+
+SAME_BATCH: Final = -1
+"""In the place of the record before it: it went in the same batch."""
+
+
+class Packed(Struct, frozen=True):
+    """One message of the stream of records: what the owner of a partition decided, and behind which record.
+
+    The first one of an owner has `taken`: from there on only that owner's may follow. Groups are numbers in the
+    records; `groups` has the names of those that they speak of.
+    """
+
+    owner: str
+    after: int
+    taken: bool = False
+    at_ms: int = 0
+    groups: dict[str, str] = {}
+    records: list[Record] = []
+    tenant: str = ""
+    topic: str = ""
+    """Whose and which; '' in records of a time that did not tell it."""
+
+
+decode_packed = msgspec.json.Decoder(Packed).decode
