@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run test test-spark40 check format bench faults lock contracts advisories clean
+.PHONY: help env run demo test test-spark40 check format bench faults lock contracts advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ format: $(STAMP) ## let ruff rewrite what it can
 
 bench: $(STAMP) ## the benchmarks, each beside its yardstick in one run
 	@$(BIN)/python -m benchmarks
+
+demo: $(STAMP) ## a tour through every part, with a verdict at its end (about two minutes)
+	@exec $(BIN)/oncewire demo
 
 faults: $(STAMP) ## the long fault runs: kills, stops, clusters
 	@$(BIN)/python -m pytest tests/faults tests/system tests/spark -m faults --timeout 3600

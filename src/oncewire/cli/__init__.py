@@ -25,6 +25,7 @@ NOUNS = {
     "broker": ("oncewire.cli.broker:broker", "Queues over HTTP: run the broker, look into its log."),
     "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
+    "demo": ("oncewire.cli.demo:demo", "A tour through every part, with a verdict at its end."),
     "dlq": ("oncewire.cli.dlq:dlq", "Dead letters: keep what failed, look at it, bring it back."),
     "doctor": ("oncewire.cli.doctor:doctor", "Look at servers, disk and machine: what holds, what to do."),
     "gateway": ("oncewire.cli.gateway:gateway", "Rooms over WebSocket and tokens over SSE, for browsers."),
@@ -70,6 +71,7 @@ def main(ctx: click.Context, config_file: Path | None) -> None:
 
     \b
     Start here:
+      oncewire demo        a tour through every part, in a minute or two
       oncewire up          a NATS JetStream and a PostgreSQL on this machine
       oncewire doctor      what is there, what it promises, what is missing
     """

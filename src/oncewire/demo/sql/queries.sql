@@ -20,3 +20,23 @@ SELECT m.conversation_id::text AS conversation, m.id::text AS question, m.sequen
     FROM conversations c JOIN conversation_messages m ON m.conversation_id = c.id AND m.sequence = c.last_sequence
     WHERE m.role = 'user' AND m.metadata ? 'key' AND m.created_at > now() - interval '1 day'
     ORDER BY m.created_at LIMIT 100;
+
+-- name: make_tour
+-- Where the tour keeps its prices and charges. Nothing but the ledger keeps an order from being charged twice.
+CREATE SCHEMA IF NOT EXISTS oncewire_tour;
+CREATE TABLE IF NOT EXISTS oncewire_tour.prices (item text PRIMARY KEY, cents integer NOT NULL);
+CREATE TABLE IF NOT EXISTS oncewire_tour.charges (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, id text NOT NULL, tour text NOT NULL, cents integer NOT NULL
+);
+
+-- name: set_price
+-- $1 item, $2 cents.
+INSERT INTO oncewire_tour.prices VALUES ($1, $2) ON CONFLICT (item) DO UPDATE SET cents = excluded.cents;
+
+-- name: forget_price
+-- $1 item.
+DELETE FROM oncewire_tour.prices WHERE item = $1;
+
+-- name: count_charges
+-- $1 tour. Charges, and orders that were charged: the same number when none was charged twice.
+SELECT count(*) AS charges, count(DISTINCT id) AS orders FROM oncewire_tour.charges WHERE tour = $1;
