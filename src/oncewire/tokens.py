@@ -252,7 +252,11 @@ class Stream:
 
     # ---- stopping
 
-    async def _on_stop(self, message: Message) -> bytes:  # noqa: ARG002
+    async def _on_stop(self, message: Message) -> bytes:
+        """A gateway that knows tenants says for which it asks: another's conversation may have the same id."""
+        tenant = message.headers.get(TENANT)
+        if tenant is not None and self._headers is not None and tenant != self._headers[TENANT]:
+            return ENCODE([])
         self.stopped = True
         return ENCODE([self.message_id])
 

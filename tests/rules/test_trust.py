@@ -6,16 +6,19 @@ import asyncio
 import json
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import jwt
+import msgspec
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from oncewire.errors import AuthenticationFailed, Corrupt, InvalidSetting, NotFound, PermissionDenied, Unavailable
+from oncewire.files import write_whole
 from oncewire.http.principal import ANYONE, NOBODY, Principal
 from oncewire.trust import jwts
 from oncewire.trust.gate import Gate
@@ -259,23 +262,17 @@ async def test_a_token_without_a_tenant_may_do_nothing(rules: jwts.Rules, tenant
 
 @pytest.mark.parametrize("algorithms", [("HS256",), ("none",), (), ("RS256", "HS512")])
 def test_only_signatures_with_public_keys_can_be_allowed(rules: jwts.Rules, algorithms: tuple[str, ...]) -> None:
-    import msgspec
-
     with pytest.raises(InvalidSetting):
         jwts.Tokens(msgspec.structs.replace(rules, algorithms=algorithms))
 
 
 @pytest.mark.parametrize("where", ["http://id.example/jwks", "ftp://x/y", ""])
 def test_keys_come_from_a_file_or_over_https(rules: jwts.Rules, where: str) -> None:
-    import msgspec
-
     with pytest.raises(InvalidSetting):
         jwts.Tokens(msgspec.structs.replace(rules, jwks=where))
 
 
 async def test_keys_that_cannot_be_read_are_said_at_the_start(rules: jwts.Rules, tmp_path: Path) -> None:
-    import msgspec
-
     with pytest.raises(Unavailable):
         await jwts.Tokens(msgspec.structs.replace(rules, jwks=str(tmp_path / "none"))).__aenter__()
     (tmp_path / "bad").write_text("[]")
@@ -298,8 +295,6 @@ class _Keys(BaseHTTPRequestHandler):
 
 
 async def test_a_key_that_is_new_at_the_provider_is_fetched(rules: jwts.Rules) -> None:
-    import msgspec
-
     _Keys.body = jwks(r1=RSA).encode()
     server = HTTPServer(("127.0.0.1", 0), _Keys)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -334,9 +329,9 @@ async def test_a_key_that_is_new_at_the_provider_is_fetched(rules: jwts.Rules) -
 
 def test_a_ticket_speaks_for_its_buyer_for_a_minute() -> None:
     tickets = Tickets()
-    buyer = Principal("acme", frozenset({"join", "read"}), "jwt:u-1")
+    buyer = Principal("acme", frozenset({"join", "read"}), "jwt:u-1", "signer:r1", NOW + 600.5)
     ticket = tickets.sell(buyer, NOW)
-    assert buyer == tickets.principal(ticket, NOW + LIVES_S - 1)
+    assert replace(buyer, is_ticket=True) == tickets.principal(ticket, NOW + LIVES_S - 1)
     with pytest.raises(AuthenticationFailed):
         tickets.principal(ticket, NOW + LIVES_S)
 
@@ -350,12 +345,40 @@ def test_a_ticket_holds_at_most_what_its_buyer_may() -> None:
             tickets.sell(buyer, NOW, (wanted,))
 
 
+def test_a_ticket_buys_no_ticket() -> None:
+    """Else one that is found in a log would be good for ever."""
+    tickets = Tickets()
+    bought = tickets.principal(tickets.sell(Principal("acme", frozenset({"join"})), NOW), NOW)
+    with pytest.raises(PermissionDenied, match="buys no ticket"):
+        tickets.sell(bought, NOW)
+
+
+def test_a_ticket_stays_bound_to_the_groups_of_its_buyer() -> None:
+    """A group takes away what it does not name: to leave it out must not widen anything."""
+    tickets = Tickets()
+    buyer = Principal("acme", frozenset({"consume", "group:billing", "group:a*"}))
+    found = tickets.principal(tickets.sell(buyer, NOW, ("consume",)), NOW)
+    assert {"consume", "group:billing", "group:a*"} == found.actions
+    found = tickets.principal(tickets.sell(buyer, NOW, ("consume:orders", "group:ab")), NOW)
+    assert {"consume:orders", "group:ab"} == found.actions
+    for wanted in ("group:shipping", "group"):
+        with pytest.raises(PermissionDenied):
+            tickets.sell(buyer, NOW, ("consume", wanted))
+
+
+def test_no_ticket_reaches_beyond_a_tenant_unless_its_buyer_does() -> None:
+    everything = Principal("acme", frozenset({"*"}))
+    with pytest.raises(PermissionDenied):
+        Tickets().sell(everything, NOW, ("metrics:every-tenant",))
+    assert Tickets().sell(Principal("ops", frozenset({"metrics:every-tenant"})), NOW)
+
+
 def test_a_ticket_of_another_node_counts_only_with_the_shared_secret() -> None:
     buyer = Principal("acme", frozenset({"join"}), "jwt:u-1")
     with pytest.raises(AuthenticationFailed):
         Tickets().principal(Tickets().sell(buyer, NOW), NOW)
     shared = "s" * 32
-    assert buyer == Tickets(shared).principal(Tickets(shared).sell(buyer, NOW), NOW)
+    assert "acme" == Tickets(shared).principal(Tickets(shared).sell(buyer, NOW), NOW).tenant
     with pytest.raises(InvalidSetting):
         Tickets("short")
 
@@ -409,3 +432,113 @@ def test_the_gate_refuses_what_it_cannot_read_or_choose_between(gate: Gate, keys
     ):
         with pytest.raises(AuthenticationFailed):
             gate(asked)  # type: ignore[arg-type]
+
+
+# ---- who is still good
+
+
+def _regrant(keys: KeyFile, *grants: str) -> None:
+    document = json.loads(keys.path.read_text())
+    document["keys"][0]["grants"] = grants
+    write_whole(keys.path, json.dumps(document).encode(), 0o600)
+
+
+@pytest.mark.parametrize(
+    ("held", "now_held", "is_good"),
+    [
+        (("read", "join"), ("join", "read"), True),
+        (("read:a",), ("read",), True),
+        (("read",), ("*",), True),
+        (("read", "join"), ("read",), False),
+        (("read",), ("read:a",), False),
+        (("consume",), ("consume", "group:billing"), False),
+        (("consume", "group:billing"), ("consume", "group:bill*"), True),
+        (("consume", "group:billing"), ("consume", "group:shipping"), False),
+        (("consume", "group:billing"), ("*",), True),
+    ],
+)
+def test_a_key_vouches_as_long_as_it_allows_what_it_allowed(
+    keys: KeyFile, held: tuple[str, ...], now_held: tuple[str, ...], is_good: bool
+) -> None:
+    _, text = keys.create("checkout", "acme", held, NOW)
+    server = KeyFile(keys.path)
+    principal = server.principal(text, NOW)
+    _regrant(keys, *now_held)
+    assert is_good is server.vouches_for(principal, NOW + 1)
+
+
+def test_a_key_that_is_revoked_expired_or_gone_vouches_for_nobody_and_neither_for_its_tickets(keys: KeyFile) -> None:
+    clock = [float(NOW)]
+    made, text = keys.create("checkout", "acme", ("join",), NOW, lives_s=100)
+    gate = Gate(KeyFile(keys.path), None, Tickets(), clock=lambda: clock[0])
+    principal = gate(_Asked(x_api_key=text))  # type: ignore[arg-type]
+    ticket = gate.tickets.sell(principal, NOW)
+    through = gate(_Asked(f"ticket={ticket}"))  # type: ignore[arg-type]
+    assert gate.vouches_for(principal)
+    clock[0] += LIVES_S + 1
+    assert gate.vouches_for(through), "a ticket's end is not the end of what it opened"
+    clock[0] = NOW + 100
+    assert not gate.vouches_for(principal)
+    assert not gate.vouches_for(through)
+    clock[0] = NOW
+    keys.revoke(made.id, NOW)
+    clock[0] += 2
+    assert not gate.vouches_for(principal)
+    assert not gate.vouches_for(through)
+    with pytest.raises(AuthenticationFailed, match="bought the ticket"):
+        gate(_Asked(f"ticket={ticket}"))  # type: ignore[arg-type]
+    keys.path.unlink()
+    clock[0] += 2
+    assert not gate.vouches_for(principal)
+
+
+def test_a_file_of_keys_that_cannot_be_read_ends_nothing_that_is_open(keys: KeyFile) -> None:
+    clock = [float(NOW)]
+    _, text = keys.create("checkout", "acme", ("join",), NOW)
+    gate = Gate(KeyFile(keys.path), None, Tickets(), clock=lambda: clock[0])
+    principal = gate(_Asked(x_api_key=text))  # type: ignore[arg-type]
+    keys.path.write_text("{")
+    clock[0] += 2
+    assert gate.vouches_for(principal)
+
+
+async def test_a_token_vouches_until_it_ends_or_its_signer_is_withdrawn(rules: jwts.Rules, tmp_path: Path) -> None:
+    clock = [float(NOW)]
+    async with jwts.Tokens(rules) as tokens:
+        gate = Gate(None, tokens, Tickets(), clock=lambda: clock[0])
+        principal = gate(_Asked(authorization=f"Bearer {sign(EC, 'e1', 'ES256')}"))  # type: ignore[arg-type]
+        through = gate(_Asked(f"ticket={gate.tickets.sell(principal, NOW)}"))  # type: ignore[arg-type]
+        for one in (principal, through):
+            assert gate.vouches_for(one)
+        clock[0] = NOW + 60 + jwts.LEEWAY_S
+        for one in (principal, through):
+            assert not gate.vouches_for(one)
+        clock[0] = NOW
+        (tmp_path / "jwks.json").write_text(jwks(r1=RSA))
+        await tokens._load()
+        for one in (principal, through):
+            assert not gate.vouches_for(one)
+
+
+async def test_an_answer_that_sends_elsewhere_is_no_list_of_keys(rules: jwts.Rules) -> None:
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{keys_at.server_port}/jwks")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    _Keys.body = jwks(r1=RSA).encode()
+    keys_at, server = HTTPServer(("127.0.0.1", 0), _Keys), HTTPServer(("127.0.0.1", 0), Elsewhere)
+    for one in (keys_at, server):
+        threading.Thread(target=one.serve_forever, daemon=True).start()
+    try:
+        where = f"http://127.0.0.1:{server.server_port}/jwks"
+        with pytest.raises(Unavailable, match="302"):
+            await jwts.Tokens(msgspec.structs.replace(rules, jwks=where)).__aenter__()
+    finally:
+        for one in (keys_at, server):
+            one.shutdown()
+            one.server_close()

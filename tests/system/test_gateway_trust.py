@@ -10,23 +10,32 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import jwt
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 import oncewire
+from oncewire import tokens
 from oncewire.cli.gateway import serving
 from oncewire.contracts.headers import TENANT
 from oncewire.contracts.subjects import chat_stop
-from oncewire.http import OPEN
+from oncewire.gateway.run import serving as serving_at
+from oncewire.gateway.websocket import REVOKED
+from oncewire.http import OPEN, Routes, Server
 from oncewire.jetstream import Client, Outgoing
 from oncewire.settings import resolve
 from oncewire.topology import ensure
+from oncewire.trust.gate import Gate
+from oncewire.trust.jwts import LEEWAY_S, Rules, Tokens
 from oncewire.trust.keys import KeyFile
+from oncewire.trust.tickets import Tickets
 from tests.support.gateway import Guest, chunk, lifecycle, message, new_conversation
-from tests.support.http import Answer, wire
+from tests.support.http import Answer, Wire, wire
 from tests.support.nats import NatsServer
+from tests.support.wait import until, within
 
 NOW = int(time.time())
 
@@ -42,10 +51,10 @@ class Edge:
     def __init__(self, port: int, keys: KeyFile, rules: dict[tuple[str, str], str]) -> None:
         self.port = port
         self.rules = rules
-        self._keys = keys
+        self.keys = keys
 
     def key(self, tenant: str, *grants: str) -> str:
-        return self._keys.create("test", tenant, grants or ("*",), NOW)[1]
+        return self.keys.create("test", tenant, grants or ("*",), NOW)[1]
 
     async def ask(self, method: str, path: str, key: str = "", body: bytes = b"") -> Answer:
         credential = f"Authorization: Bearer {key}\r\n" if key else ""
@@ -202,3 +211,91 @@ async def test_acks_are_kept_by_principal_and_not_shared_with_another_tenant(cli
                     found = (await again.next())["sequence"]
                 if found == first:
                     break
+
+
+async def _listening(edge: Edge, line: Wire, conversation: str, credential: str) -> None:
+    await line.send(f"GET /stream/{conversation} HTTP/1.1\r\nHost: localhost\r\n{credential}\r\n\r\n".encode())
+    assert 200 == (await line.head())[0]
+
+
+async def _is_cut_off(line: Wire) -> bool:
+    return b"no longer good" in await within(line.reader.read())
+
+
+async def test_a_revoked_key_closes_what_is_open_and_so_does_one_that_allows_less(client: Client, edge: Edge) -> None:
+    """Sockets and event sources, opened with the key or with a ticket that it bought; within three seconds."""
+    conversation = new_conversation()
+    made, text = edge.keys.create("test", "acme", ("join",), NOW)
+    narrowed, narrow = edge.keys.create("test", "acme", ("join", "read"), NOW)
+    other = edge.key("acme")
+    ticket = (await edge.ask("POST", "/tickets", text)).json["ticket"]
+    async with (
+        edge.guest(text) as direct,
+        edge.guest(ticket=ticket) as ticketed,
+        edge.guest(narrow) as less,
+        edge.guest(other) as kept,
+        wire(edge.port) as heard,
+        wire(edge.port) as heard_by_other,
+    ):
+        for one in (direct, ticketed, less, kept):
+            assert "joined" == (await one.join(conversation))["type"]
+        await _listening(edge, heard, conversation, f"X-Api-Key: {text}")
+        await _listening(edge, heard_by_other, conversation, f"X-Api-Key: {other}")
+        edge.keys.revoke(made.id, NOW)
+        document = edge.keys.path.read_text()
+        edge.keys.path.write_text(document.replace('"join",\n        "read"', '"join:elsewhere"'))
+        assert ["join:elsewhere"] == [key.grants[0] for key in edge.keys.keys() if key.id == narrowed.id]  # noqa: SIM118
+        for one in (direct, ticketed, less):
+            await within(one.socket.wait_closed())
+            assert REVOKED == one.socket.close_code
+        assert await _is_cut_off(heard)
+        await client.publish_one(of("acme", message(conversation, 1)))
+        while (told := await kept.next()).get("type") == "joined":
+            pass  # the room has its epoch now
+        assert 1 == told["sequence"]
+        await client.publish_one(of("acme", lifecycle(conversation, "started", 1)))
+        await client.publish_one(of("acme", chunk(conversation, 1)))
+        await within(heard_by_other.reader.readuntil(b't1 "'))
+    for credential in ({"key": text}, {"ticket": ticket}):
+        with pytest.raises(InvalidStatus):
+            async with edge.guest(**credential):
+                pass
+
+
+async def test_a_socket_ends_with_the_token_that_opened_it(client: Client, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    shown = {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(key.public_key())), "kid": "e1"}
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [shown]}))
+    clock = [float(NOW)]
+    claims = {"iss": "i", "aud": "a", "sub": "u", "tenant": "acme", "scope": "join", "exp": NOW + 60}
+    token = jwt.encode(claims, key, "ES256", headers={"kid": "e1"})
+    rules = Rules(issuer="i", audience="a", jwks=str(tmp_path / "jwks.json"))
+    async with Tokens(rules) as signed:
+        gate = Gate(None, signed, Tickets(), clock=lambda: clock[0])
+
+        def front(routes: Routes) -> Server:
+            return Server(routes, authenticate=gate, vouches=gate.vouches_for)
+
+        async with serving_at(client, "127.0.0.1", 0, front=front) as gateway:
+            assert gateway.server is not None
+            edge = Edge(gateway.server.port, KeyFile(tmp_path / "none"), {})
+            async with edge.guest(token) as one:
+                await one.join(new_conversation())
+                await one.hears_nothing_more()
+                clock[0] = NOW + 60 + LEEWAY_S
+                await within(one.socket.wait_closed())
+                assert REVOKED == one.socket.close_code
+
+
+async def test_a_stop_reaches_the_answers_of_its_own_tenant_alone(client: Client, edge: Edge) -> None:
+    """Two tenants write an answer under the same id."""
+    conversation = new_conversation()
+    async with (
+        tokens.stream(conversation, client=client, tenant="acme") as ours,
+        tokens.stream(conversation, client=client, tenant="globex") as theirs,
+    ):
+        await ours.send("a")
+        await theirs.send("b")
+        assert 202 == (await edge.ask("POST", f"/stream/{conversation}/stop", edge.key("globex"))).status
+        await until(lambda: theirs.stopped)
+        assert not ours.stopped

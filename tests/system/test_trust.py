@@ -168,6 +168,53 @@ async def test_a_revoked_key_stops_working_while_the_server_runs(edge: Edge) -> 
             await within(_ask_on(client))
 
 
+async def test_a_revoked_key_ends_streams_polls_and_bodies_that_are_on_their_way(edge: Edge) -> None:
+    """Within three seconds of the revocation, as docs/security.md says; another key of the tenant is not touched."""
+    made, text = edge.keys.create("test", "acme", ("*",), NOW)
+    other = edge.key("acme", "*")
+    async with edge.client(other) as acme:
+        await acme.create_topic("mine")
+    consume = "GET /v1/consume?topic=mine&group={}&owner=o{} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {}\r\n\r\n"
+    slow = f"POST /v1/produce HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {text}\r\nContent-Length: 30\r\n\r\n{{"
+    async with wire(edge.server.port) as stream, wire(edge.server.port) as kept:
+        await stream.send(consume.format("g", "", text).encode())
+        await kept.send(consume.format("h", "", other).encode())
+        for line in (stream, kept):
+            assert 200 == (await line.head())[0]
+        async with wire(edge.server.port) as poll, wire(edge.server.port) as body:
+            await poll.send(consume.format("p", "&max=1&wait_ms=60000", text).encode())
+            await body.send(slow.encode())
+            edge.keys.revoke(made.id, NOW)
+            assert b"" == await stream.chunk(), "the proper end of a stream"
+            assert await stream.is_closed()
+            assert 401 == (await poll.answer()).status
+            assert await poll.is_closed()
+            await body.send(b'"topic":"mine","value":"xxx"}')
+            assert 401 == (await body.answer()).status
+        async with edge.client(other) as acme:
+            await acme.produce("mine", "still here")
+        assert b"still here" in await kept.chunk()
+
+
+async def test_metrics_show_topics_of_their_tenant_and_all_of_them_to_who_was_given_that(edge: Edge) -> None:
+    for tenant in ("acme", "globex"):
+        async with edge.client(edge.key(tenant, "*")) as client:
+            await client.create_topic(f"secret-of-{tenant}")
+    for grants, is_all in ((("*",), False), (("metrics",), False), (("metrics:every-tenant",), True)):
+        status, shown = await edge.ask("GET", "/metrics", {}, f"X-Api-Key: {edge.key('acme', *grants)}")
+        assert (200, True, is_all) == (status, b"secret-of-acme" in shown, b"secret-of-globex" in shown), grants
+
+
+async def test_a_damaged_file_of_keys_lets_nobody_in_and_says_nothing_outside(edge: Edge) -> None:
+    key = edge.key("acme", "*")
+    assert 200 == (await edge.ask("GET", "/v1/topics", {}, f"X-Api-Key: {key}"))[0]
+    edge.keys.path.write_text("{")
+    async with asyncio.timeout(30):
+        while (answer := await edge.ask("GET", "/v1/topics", {}, f"X-Api-Key: {key}"))[0] == 200:
+            await asyncio.sleep(0.05)
+    assert (500, "internal error") == (answer[0], json.loads(answer[1])["message"])
+
+
 def test_keys_are_made_listed_and_revoked_from_the_command_line(tmp_path: Path) -> None:
     where = ["--auth-keys", str(tmp_path / "keys.json")]
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from oncewire.broker import metrics, openapi, wire
 from oncewire.broker.engine import Engine, IdempotencyStatus, Produced, Settle, Subscription, TopicCreated, TopicShown
 from oncewire.broker.reader import StreamReader
@@ -18,7 +20,7 @@ from oncewire.broker.wire import Act, Sizes, Step
 from oncewire.contracts.broker import Delivery, ProduceBody, encode_delivery
 from oncewire.contracts.codec import ENCODE
 from oncewire.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
-from oncewire.http import ANYONE, NDJSON, OPEN, Handler, Request, Routes, Server
+from oncewire.http import ANYONE, EVERY_TENANT, NDJSON, OPEN, Handler, Request, Routes, Server
 from oncewire.version import VERSION
 
 T = TypeVar("T")
@@ -79,7 +81,11 @@ class BrokerRoutes:
         request.respond(200, ENCODE(shown))
 
     def metrics(self, request: Request) -> None:
-        text = metrics.text(self.engine.stats(), self.rejected, self.server)
+        stats, principal = self.engine.stats(), request.principal
+        if principal is not ANYONE and not principal.holds(EVERY_TENANT):
+            own = tuple(topic for topic in stats.topics if topic.tenant == principal.tenant)
+            stats = msgspec.structs.replace(stats, topics=own)
+        text = metrics.text(stats, self.rejected, self.server)
         request.respond(200, text.encode(), metrics.CONTENT_TYPE)
 
     # ---- topics

@@ -20,7 +20,8 @@ async def fronts(settings: Settings, *, tickets_at: str = "") -> AsyncIterator[F
         def front(routes: http.Routes) -> http.Server:
             if gate is not None and tickets_at:
                 routes.add("POST", tickets_at, gate.sell, action=http.KNOWN)
-            return http.Server(routes, http.limits_of(settings), gate, certificate)
+            vouches = gate.vouches_for if gate is not None else None
+            return http.Server(routes, http.limits_of(settings), gate, certificate, vouches)
 
         yield front
 

@@ -17,6 +17,7 @@ COUNTERS: Final = {
     "refused_bodies": "Stored bodies that are no envelope of their conversation.",
     "refused_frames": "Frames of clients that were refused.",
     "slow_clients": "Clients cut off because they did not read.",
+    "revoked_clients": "Clients cut off because their credential was no longer good.",
 }
 
 

@@ -10,7 +10,7 @@ from oncewire.contracts.realtime import VERSION
 from oncewire.gateway.channels import Listener
 from oncewire.gateway.frames import Conversation
 from oncewire.gateway.tokens import sse
-from oncewire.http import Heir, Request
+from oncewire.http import Heir, Principal, Request
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway
@@ -36,7 +36,7 @@ def begin(gateway: Gateway, request: Request, conversation: Conversation, cors: 
     last_event_id = request.header(b"last-event-id") or request.query.get("lastEventId", "")
 
     def make(transport: asyncio.Transport) -> Source:
-        return Source(gateway, transport, conversation, last_event_id)
+        return Source(gateway, transport, request.principal, conversation, last_event_id)
 
     request.take_over(200, HEAD + cors, make)
 
@@ -46,8 +46,16 @@ class Source(Heir):
 
     __slots__ = ("_gateway", "_is_closing", "_transport", "conversation", "listener")
 
-    def __init__(self, gateway: Gateway, transport: asyncio.Transport, conversation: Conversation, last: str) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        transport: asyncio.Transport,
+        principal: Principal,
+        conversation: Conversation,
+        last: str,
+    ) -> None:
         self._gateway = gateway
+        self.principal = principal
         self._transport = transport
         self._is_closing = False
         self.conversation = conversation
@@ -84,6 +92,7 @@ class Source(Heir):
 
     def _end(self) -> None:
         self._is_closing = True
+        self._gateway.node.stop_listening(self.conversation, self.listener)
         self.deadline = self._gateway.now + CLOSE_S_MAX
         self._transport.close()
 
@@ -96,6 +105,10 @@ class Source(Heir):
         else:
             self.deadline = self._gateway.now + KEEP_ALIVE_S
             self._transport.write(KEEP_ALIVE)
+
+    def revoke(self) -> None:
+        self._gateway.count("revoked_clients")
+        self.lost("the credential is no longer good")
 
     def stop(self) -> None:
         if not self._is_closing:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from oncewire.contracts.headers import TENANT
 from oncewire.contracts.subjects import chat_stop, chat_tokens, token
 from oncewire.errors import ContractViolation
 from oncewire.gateway.channels import Event
@@ -102,5 +103,6 @@ class Tokens:
             raise ContractViolation(str(wrong)[:200]) from None
         if wanted.message_id:
             subject += "." + token(wanted.message_id, "messageId")
-        reply = await self._client.call(subject, timeout_s=timeout_s)
+        headers = {TENANT: conversation.tenant} if conversation.tenant is not None else None
+        reply = await self._client.call(subject, headers=headers, timeout_s=timeout_s)
         return msgspec.json.decode(reply.payload, type=list[str])

@@ -5,6 +5,7 @@ are told to hold back. Close codes that are ours:
 
     1001  the node stops            reconnect and resume
     4000  silent for too long       reconnect and resume
+    4001  credential no longer good reconnect with one that is, and resume
     4008  too slow                  reconnect and resume
 """
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway
 
 SILENT: Final = 4000
+REVOKED: Final = 4001
 SLOW: Final = 4008
 CLOSE_S_MAX: Final = 5.0
 """How long a close waits for the client to take it."""
@@ -61,7 +63,7 @@ class Socket(Heir):
 
     __slots__ = (
         "_fragments", "_frames", "_gateway", "_is_closing", "_is_full", "_is_heard", "_is_pinged", "_is_text",
-        "_protocol", "_second", "_transport", "client_id", "id", "principal", "rooms",
+        "_protocol", "_second", "_transport", "client_id", "id", "rooms",
     )  # fmt: skip
 
     def __init__(self, gateway: Gateway, transport: asyncio.Transport, principal: Principal) -> None:
@@ -248,6 +250,10 @@ class Socket(Heir):
             self._answer()
         else:
             self.close(SILENT, "silent for too long: reconnect and resume")
+
+    def revoke(self) -> None:
+        self._gateway.count("revoked_clients")
+        self.close(REVOKED, "the credential is no longer good: reconnect with another")
 
     def stop(self) -> None:
         self.close(CloseCode.GOING_AWAY, "the gateway stops: reconnect and resume")

@@ -17,17 +17,19 @@ Offers that no handler takes are ignored, which HTTP allows.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
 import httptools
 
-from oncewire.errors import AuthenticationFailed, PermissionDenied
+from oncewire.errors import OncewireError
 from oncewire.http.request import Request, Stream
 from oncewire.http.rules import Refusal, answer_of, is_loopback_authority, read_head, read_target, refusal
 
 if TYPE_CHECKING:
     from oncewire.http.limits import Limits
+    from oncewire.http.principal import Principal
     from oncewire.http.server import Server
     from oncewire.http.takeover import MakeHeir
 
@@ -37,6 +39,8 @@ CORKED_BYTES_MAX = 65_536
 LINGER_S = 2.0
 """How long a refused client may go on sending before it is cut off."""
 NEVER = float("inf")
+
+_log = logging.getLogger("oncewire.http")
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -296,8 +300,11 @@ class Connection(asyncio.Protocol):
         assert self.server.authenticate is not None
         try:
             request.principal = self.server.authenticate(request)
-        except (AuthenticationFailed, PermissionDenied) as error:
-            raise Refusal(*answer_of(error), error.message) from None
+        except OncewireError as error:
+            status, code = answer_of(error)
+            if status >= 500:
+                _log.error("it cannot be said who asks: %s", error)
+            raise Refusal(status, code, error.message if status < 500 else "internal error") from None
 
     def _too_large(self) -> Refusal:
         return refusal(f"the body is larger than {self.server.limits.body_bytes_max} bytes", 413)
@@ -484,6 +491,24 @@ class Connection(asyncio.Protocol):
             self.server.call(told)
         elif self.is_idle:
             self._end()
+
+    @property
+    def principal(self) -> Principal | None:
+        """Who is being answered, if somebody is. Between two requests there is nobody to ask about."""
+        asked = self._stream or self._current
+        return asked.principal if asked is not None else None
+
+    def revoke(self) -> None:
+        """Who is being answered is no longer let in: a stream ends, a poll that waits is refused. What was handed to
+        a part is finished: it was asked while the credential was good."""
+        current = self._current
+        if self._stream is not None:
+            self.stop()
+        elif current is not None and current.on_close is not None:
+            told, current.on_close = current.on_close, None
+            self.is_ending = True
+            current.refuse(401, "UNAUTHENTICATED", "the credential is no longer good")
+            self.server.call(told)
 
     def overdue(self) -> None:
         """The deadline has passed: who is to blame, and what do they get?"""

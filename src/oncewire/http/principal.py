@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from oncewire.errors import AuthenticationFailed, PermissionDenied
 
+EVERY_TENANT = "metrics:every-tenant"
+"""The one grant that reaches beyond a tenant: only who holds it by its full name has it, never through a `*`."""
 KNOWN = "known"
 """The action of what every credential allows."""
 
@@ -18,6 +20,11 @@ class Principal:
     tenant: str
     actions: frozenset[str]
     name: str = ""
+    voucher: str = ""
+    """What vouches for it: `key:ID`, or `signer:ID` of a token. Once that is gone, so are its rights."""
+    until_s: float = float("inf")
+    """Unix time at which its credential ends."""
+    is_ticket: bool = False
 
     def may(self, action: str, thing: str = "") -> bool:
         """Without a thing: whether the action is allowed at all, on whatever it may be."""
@@ -31,6 +38,10 @@ class Principal:
         if not thing:
             return bool(named)
         return any(thing == one or (one[-1:] == "*" and thing.startswith(one[:-1])) for one in named)
+
+    def holds(self, grant: str) -> bool:
+        """Whether it was given exactly this."""
+        return grant in self.actions
 
     def is_bound(self, kind: str) -> bool:
         """Whether it is bound to certain things of this kind: then each must be among them."""

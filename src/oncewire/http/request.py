@@ -33,7 +33,7 @@ class Request:
 
     __slots__ = (
         "_connection", "_query", "body", "headers", "is_last", "method", "on_close", "params", "path", "principal",
-        "query_string", "version",
+        "query_string", "review", "version",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +57,8 @@ class Request:
         self.body = b""
         self.params: dict[str, str] = {}
         self.principal: Principal = ANYONE
+        self.review = connection.server.reviews
+        """The last review before its credential was looked at."""
         self.on_close: Callable[[], None] | None = None
         """Called once if the client goes away, or the server stops, before there is an answer; one that is given then
         is still sent if it can be. Nobody who sets it waits for a half-closed client: the end of its input counts as
@@ -127,7 +129,7 @@ class Request:
             return None
         self._connection = None
         self.on_close = None
-        stream = Stream(connection, is_chunked=self.version != "1.0")
+        stream = Stream(connection, self.principal, is_chunked=self.version != "1.0")
         framing = b"Transfer-Encoding: chunked\r\n" if stream.is_chunked else b""
         start = _heads.get((200, content_type)) or _start(200, content_type)
         head = b"%bX-Request-Id: %b\r\n%b%b%bConnection: close\r\n\r\n" % (
@@ -164,10 +166,11 @@ class Request:
 class Stream:
     """An answer that goes on until one side ends it. A writer looks at `buffered_bytes` before it writes more."""
 
-    __slots__ = ("_connection", "is_chunked", "on_close", "on_drain")
+    __slots__ = ("_connection", "is_chunked", "on_close", "on_drain", "principal")
 
-    def __init__(self, connection: Connection, *, is_chunked: bool) -> None:
+    def __init__(self, connection: Connection, principal: Principal, *, is_chunked: bool) -> None:
         self._connection: Connection | None = connection
+        self.principal = principal
         self.is_chunked = is_chunked
         self.on_close: Callable[[], None] | None = None
         """Called once when the client or a stopping server ends it."""

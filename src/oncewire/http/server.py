@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 
-from oncewire.errors import InvalidSetting, OncewireError, Overloaded, Unavailable
+from oncewire.errors import AuthenticationFailed, InvalidSetting, OncewireError, Overloaded, Unavailable
 from oncewire.http.connection import Connection
 from oncewire.http.limits import Limits
-from oncewire.http.principal import Principal
+from oncewire.http.principal import NOBODY, Principal
 from oncewire.http.rates import Rates
 from oncewire.http.request import JSON, Request, error_body
 from oncewire.http.routes import Routes
@@ -30,6 +30,12 @@ BACKLOG = 1_024
 Authenticate = Callable[[Request], Principal]
 """Who asks, by the head alone. Raises AuthenticationFailed (401) or PermissionDenied (403)."""
 
+Vouches = Callable[[Principal], bool]
+"""Whether who was let in before would be let in now."""
+REVIEW_S = 1.0
+"""How often that is asked for whoever holds a connection open. With the second that a change of the keys may take to be
+seen and a tick, a connection outlives its credential by less than three seconds."""
+
 _log = logging.getLogger("oncewire.http")
 
 
@@ -42,11 +48,16 @@ class Server:
         limits: Limits | None = None,
         authenticate: Authenticate | None = None,
         certificate: Certificate | None = None,
+        vouches: Vouches | None = None,
     ) -> None:
         self.routes = routes
         self.limits = limits or Limits()
         self.authenticate = authenticate
         self.certificate = certificate
+        self._vouches = vouches
+        self.reviews = 0
+        """How often it was asked who is still good: a request that is older than the last time is asked for again."""
+        self._review_at = 0.0
         self.held_body_bytes = 0
         """Of bodies that are being read."""
         self._rates = Rates(self.limits.requests_per_s_max)
@@ -173,6 +184,7 @@ class Server:
         try:
             methods, request.params = self.routes.find(request.path)
             if methods is None:
+                self._admit(request)
                 self.routes.unknown(request)
                 return
             handler = methods.get(request.method)
@@ -180,14 +192,23 @@ class Server:
                 allow = b", ".join(sorted(methods))
                 request.refuse(405, "METHOD_NOT_ALLOWED", "method not allowed", b"Allow: %b\r\n" % allow)
                 return
-            if handler in self.routes.guarded and (wait_s := self._rates.wait_s(request.principal.tenant, self.now)):
-                raise Overloaded("this tenant asks too often", retry_after_s=wait_s)
+            if handler in self.routes.guarded or b"upgrade" in request.headers:
+                self._admit(request)
             handler(request)
         except OncewireError as error:
             request.fail(error)
         except Exception:
             _log.exception("a handler failed: %s %s", request.method.decode(), request.path.decode("latin-1"))
             request.refuse(500, "INTERNAL", "internal error")
+
+    def _admit(self, request: Request) -> None:
+        """Whether who asks is still let in, and not too often: for all that is not open, a WebSocket's beginning on
+        whichever path included. Who brought no credential is refused further on, at no cost to a tenant."""
+        principal = request.principal
+        if request.review != self.reviews and self._vouches is not None and not self._vouches(principal):
+            raise AuthenticationFailed("the credential is no longer good")
+        if principal is not NOBODY and (wait_s := self._rates.wait_s(principal.tenant, self.now)):
+            raise Overloaded("this tenant asks too often", retry_after_s=wait_s)
 
     def call(self, told: Callable[[], None]) -> None:
         """Tell a part what happened to its answer; its own failure must not reach the connection."""
@@ -205,9 +226,25 @@ class Server:
             connection.overdue()
         if self.certificate is not None:
             self.certificate.refresh(now)
+        if self._vouches is not None and now >= self._review_at:
+            self._review_at = now + REVIEW_S
+            self._review(self._vouches)
         limits = self.limits
         shortest = min(limits.head_s_max, limits.body_s_max, limits.idle_s_max, limits.stalled_s_max)
         self._sweeper = loop.call_later(min(TICK_S, shortest / 4), self._tick, loop)
+
+    def _review(self, vouches: Vouches) -> None:
+        """End what is open for those whose credential is no longer good. Many share one: each is asked for once."""
+        self.reviews += 1
+        known: dict[int, bool] = {}
+        for connection in list(self.connections):
+            principal = connection.principal
+            if principal is None:
+                continue
+            if id(principal) not in known:
+                known[id(principal)] = vouches(principal)
+            if not known[id(principal)]:
+                connection.revoke()
 
     def _stop_ticking(self) -> None:
         if self._sweeper is not None:

@@ -5,17 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from oncewire.http.principal import Principal
+
 
 class Heir(asyncio.Protocol):
     """The protocol of a socket that a handler took over. `server.closed(self)` when it is lost is its duty."""
 
-    __slots__ = ("deadline",)
+    __slots__ = ("deadline", "principal")
 
+    principal: Principal
+    """Who opened it."""
     deadline: float
     """When `overdue` is called, in the front's time; infinity for never."""
 
     def overdue(self) -> None:
         """The deadline has passed."""
+        raise NotImplementedError
+
+    def revoke(self) -> None:
+        """The credential that opened it is no longer good: say so, send nothing more, and close."""
         raise NotImplementedError
 
     def stop(self) -> None:

@@ -11,6 +11,7 @@ only what is open to all (health, version), and gets 401 for the rest.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from oncewire.errors import AuthenticationFailed, ContractViolation
+from oncewire.errors import AuthenticationFailed, ContractViolation, Corrupt, Unavailable
 from oncewire.http.principal import NOBODY, Principal
 from oncewire.trust.jwts import Rules, Tokens
 from oncewire.trust.keys import KeyFile
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from oncewire.settings import Settings
 
 KEY_PREFIX = "ow_"
+
+log = logging.getLogger("oncewire.trust")
 
 
 class Gate:
@@ -55,12 +58,38 @@ class Gate:
         kind, text = sent[0]
         now_s = self.clock()
         if kind == "ticket":
-            return self.tickets.principal(text, now_s)
+            return self._ticketed(text, now_s)
         if self.keys is not None and (kind == "key" or text.startswith(KEY_PREFIX)):
             return self.keys.principal(text, now_s)
         if self.tokens is not None and kind == "bearer":
             return self.tokens.principal(text, now_s)
         raise AuthenticationFailed("this server does not take that kind of credential")
+
+    def _ticketed(self, text: str, now_s: float) -> Principal:
+        principal = self.tickets.principal(text, now_s)
+        if not self.vouches_for(principal):
+            raise AuthenticationFailed("the credential that bought the ticket is no longer good")
+        return principal
+
+    def vouches_for(self, principal: Principal) -> bool:
+        """Whether who was let in before would be let in now, with the same rights: asked each second for whoever holds
+        a connection open. A file of keys that cannot be read just now says nothing about those who are in."""
+        now_s = self.clock()
+        if principal.until_s <= now_s:
+            return False
+        kind = principal.voucher.partition(":")[0]
+        if kind == "key":
+            return self.keys is not None and self._is_good_key(principal, self.keys, now_s)
+        if kind == "signer":
+            return self.tokens is not None and self.tokens.vouches_for(principal)
+        return True
+
+    def _is_good_key(self, principal: Principal, keys: KeyFile, now_s: float) -> bool:
+        try:
+            return keys.vouches_for(principal, now_s)
+        except (Corrupt, Unavailable) as error:
+            log.error("who holds a connection open keeps it: %s", error)
+            return True
 
     def sell(self, request: Request) -> None:
         """POST: a ticket for who asks; the body may narrow it: {"grants": ["join:room-1"]}."""

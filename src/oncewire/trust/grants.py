@@ -5,7 +5,8 @@
     produce:orders.*     topics whose names begin with `orders.`
     *                    everything within the tenant
 
-A grant never crosses tenants: the tenant is the credential's, and every store key begins with it.
+A grant never crosses tenants: the tenant is the credential's, and every store key begins with it. The one exception is
+for whoever watches the server: `metrics:every-tenant`, which no other grant holds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from oncewire.errors import InvalidSetting
+from oncewire.http.principal import EVERY_TENANT
 
 ACTIONS: Final = {
     "read": "see topics, groups, streams, letters, runs and how they stand",
@@ -23,7 +25,7 @@ ACTIONS: Final = {
     "join": "hear a conversation: rooms, history, tokens",
     "speak": "show presence in a conversation, and stop a running answer",
     "replay": "bring dead letters back, or drop them",
-    "metrics": "read metrics",
+    "metrics": "read metrics: the server's, and of topics its tenant's; metrics:every-tenant for everybody's",
     "admin": "make and delete topics, change what is declared",
 }
 GRANT_CHARS_MAX: Final = 300
@@ -50,12 +52,28 @@ def check_grants(sent: Iterable[str]) -> frozenset[str]:
 
 def covers(held: Iterable[str], wanted: str) -> bool:
     """Whether who holds these grants has all that the wanted one allows, and not just a part of it."""
+    if wanted == EVERY_TENANT:
+        return wanted in set(held)
     for grant in held:
         if grant in ("*", wanted, wanted.partition(":")[0]):
             return True
         if grant.endswith("*") and ":" in grant and wanted.startswith(grant[:-1]):
             return True
     return False
+
+
+def is_bound_to_groups(held: Iterable[str]) -> bool:
+    """A `group:NAME` takes away what it does not name: who leaves it out would hold more, not less."""
+    grants = set(held)
+    return not grants & {"*", "group"} and any(one.startswith("group:") for one in grants)
+
+
+def is_within(wanted: Iterable[str], held: Iterable[str]) -> bool:
+    """Whether who holds the second may do all that the first allows."""
+    asked, grants = list(wanted), list(held)
+    if is_bound_to_groups(grants) and not is_bound_to_groups(asked):
+        return False
+    return all(covers(grants, one) for one in asked)
 
 
 def _known() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import logging
 import urllib.request
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 
 from oncewire.errors import AuthenticationFailed, InvalidSetting, PermissionDenied, Refused, Unavailable
 from oncewire.http.principal import Principal
+from oncewire.settings import mask_url
 from oncewire.trust.grants import ACTIONS, GRANTS_MAX
 from oncewire.trust.keys import TENANT
 
@@ -81,13 +83,24 @@ class Tokens:
 
     def principal(self, token: str, now_s: float) -> Principal:
         """Who it speaks for. AuthenticationFailed with a reason that gives nothing away."""
-        claims = self._verified(token, now_s)
+        claims, signer = self._verified(token, now_s)
         tenant = claims.get(self._rules.tenant_claim)
         if not isinstance(tenant, str) or not TENANT.fullmatch(tenant):
             raise PermissionDenied(f"the token names no tenant (claim {self._rules.tenant_claim})")
-        return Principal(tenant, _grants(claims), name=f"jwt:{claims['sub']}")
+        return Principal(
+            tenant,
+            _grants(claims),
+            name=f"jwt:{claims['sub']}",
+            voucher=f"signer:{signer}",
+            until_s=claims["exp"] + LEEWAY_S,
+        )
 
-    def _verified(self, token: str, now_s: float) -> dict[str, Any]:
+    def vouches_for(self, principal: Principal) -> bool:
+        """Whether the key that signed its token is still among the provider's."""
+        signer = principal.voucher.partition(":")[2]
+        return signer in self._keys or (not signer and bool(self._nameless))
+
+    def _verified(self, token: str, now_s: float) -> tuple[dict[str, Any], str]:
         rules = self._rules
         if len(token) > TOKEN_CHARS_MAX:
             raise AuthenticationFailed("the token is too long")
@@ -111,7 +124,7 @@ class Tokens:
             raise AuthenticationFailed("the token has expired")
         if "nbf" in claims and (not _is_time(claims["nbf"]) or claims["nbf"] - LEEWAY_S > now_s):
             raise AuthenticationFailed("the token is not valid yet")
-        return claims
+        return claims, head.get("kid") or ""
 
     def _key(self, kid: object) -> jwt.PyJWK:
         if kid is None and len(self._nameless) == 1:
@@ -140,9 +153,16 @@ class Tokens:
         try:
             found = jwt.PyJWKSet.from_json(body.decode()).keys
         except (jwt.PyJWTError, ValueError, AttributeError, TypeError) as error:
-            raise InvalidSetting(f"{self._rules.jwks} holds no JWKS: {error}") from None
+            raise InvalidSetting(f"{mask_url(self._rules.jwks)} holds no JWKS: {error}") from None
         self._keys = {key.key_id: key for key in found if key.key_id}
         self._nameless = [*found] if len(found) == 1 else []
+
+
+class _NoDetour(urllib.request.HTTPRedirectHandler):
+    """An answer that sends us elsewhere, perhaps without TLS, is none."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
 
 
 def _fetch(where: str) -> bytes:
@@ -150,12 +170,12 @@ def _fetch(where: str) -> bytes:
         if "://" not in where:
             return Path(where).read_bytes()[:JWKS_BYTES_MAX]
         request = urllib.request.Request(where, headers={"Accept": "application/json"})  # noqa: S310 - checked above
-        with urllib.request.urlopen(request, timeout=ASK_S) as answer:  # noqa: S310
+        with urllib.request.build_opener(_NoDetour).open(request, timeout=ASK_S) as answer:
             body: bytes = answer.read(JWKS_BYTES_MAX + 1)
-    except OSError as error:
-        raise Unavailable(f"the keys of the tokens cannot be read from {where}: {error}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise Unavailable(f"the keys of the tokens cannot be read from {mask_url(where)}: {error}") from None
     if len(body) > JWKS_BYTES_MAX:
-        raise InvalidSetting(f"{where} answers with more than a JWKS")
+        raise InvalidSetting(f"{mask_url(where)} answers with more than a JWKS")
     return body
 
 

@@ -23,7 +23,7 @@ import msgspec
 from oncewire.errors import AuthenticationFailed, Corrupt, InvalidSetting, NotFound, Unavailable
 from oncewire.files import write_whole
 from oncewire.http.principal import Principal
-from oncewire.trust.grants import check_grants
+from oncewire.trust.grants import check_grants, is_within
 
 LOOK_S: Final = 1.0
 """How often a running server looks whether the file was changed."""
@@ -48,7 +48,8 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not self.revoked_s and not 0 < self.expires_s <= now_s
 
     def principal(self) -> Principal:
-        return Principal(self.tenant, frozenset(self.grants), name=f"key:{self.id}")
+        until_s = float(self.expires_s) if self.expires_s else float("inf")
+        return Principal(self.tenant, frozenset(self.grants), f"key:{self.id}", f"key:{self.id}", until_s)
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +65,7 @@ class KeyFile:
         self._seen: tuple[int, int, int] | None = None
         self._look_at = 0.0
         self._keys: dict[str, ApiKey] = {}
+        self._principals: dict[str, Principal] = {}
 
     def keys(self) -> list[ApiKey]:
         """What is in it now, the oldest first."""
@@ -72,9 +74,7 @@ class KeyFile:
 
     def principal(self, sent: str, now_s: float) -> Principal:
         """Who holds this key. The same answer, after the same work, whatever is wrong with it."""
-        if now_s >= self._look_at or self._look_at > now_s + LOOK_S:
-            self._read()
-            self._look_at = now_s + LOOK_S
+        self._look(now_s)
         found = _KEY.fullmatch(sent)
         if found and found[1] not in self._keys:
             self._read()  # it may be new: whoever made it wants to use it at once
@@ -83,7 +83,15 @@ class KeyFile:
         is_same = hmac.compare_digest(_digest(found[2] if found else sent), wanted)
         if key is None or not is_same or not key.is_good(now_s):
             raise AuthenticationFailed("the API key is unknown, revoked or expired")
-        return key.principal()
+        return self._principals[key.id]
+
+    def vouches_for(self, principal: Principal, now_s: float) -> bool:
+        """Whether the key is still good, and allows all that the principal was let in with."""
+        self._look(now_s)
+        key = self._keys.get(principal.voucher.partition(":")[2])
+        if key is None or not key.is_good(now_s) or key.tenant != principal.tenant:
+            return False
+        return is_within(principal.actions, key.grants)
 
     def create(
         self, name: str, tenant: str, grants: tuple[str, ...], now_s: int, lives_s: int = 0
@@ -138,6 +146,11 @@ class KeyFile:
         write_whole(self.path, body + b"\n", 0o600)
         self._seen = None
 
+    def _look(self, now_s: float) -> None:
+        if now_s >= self._look_at or self._look_at > now_s + LOOK_S:
+            self._read()
+            self._look_at = now_s + LOOK_S
+
     def _read(self) -> None:
         try:
             facts = self.path.stat()
@@ -146,7 +159,7 @@ class KeyFile:
                 return
             body = self.path.read_bytes()
         except FileNotFoundError:
-            self._seen, self._keys = None, {}
+            self._seen, self._keys, self._principals = None, {}, {}
             return
         except OSError as error:
             raise Unavailable(f"the API keys in {self.path} cannot be read: {error.strerror}") from None
@@ -157,6 +170,7 @@ class KeyFile:
                 f"{self.path} is no list of API keys: {error}", hint="Restore it, or move it away and make new keys."
             ) from None
         self._seen, self._keys = seen, {key.id: key for key in document.keys}
+        self._principals = {key.id: key.principal() for key in document.keys}
 
 
 def _digest(secret: str) -> str:
