@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jwt
 import msgspec
@@ -22,8 +22,9 @@ from oncewire import tokens
 from oncewire.cli.gateway import serving
 from oncewire.contracts.headers import TENANT
 from oncewire.contracts.subjects import chat_stop
+from oncewire.gateway import frames
 from oncewire.gateway.run import serving as serving_at
-from oncewire.gateway.websocket import REVOKED
+from oncewire.gateway.websocket import REVOKED, RULES
 from oncewire.http import OPEN, Routes, Server
 from oncewire.jetstream import Client, Outgoing
 from oncewire.settings import resolve
@@ -167,6 +168,47 @@ async def test_history_and_tokens_of_another_tenant_cannot_be_read_or_stopped(cl
         async with asyncio.timeout(30):
             heard = await foreign.reader.readuntil(b't2 "')
         assert b"t1 " not in heard
+
+
+SENT: dict[type, dict[str, Any]] = {
+    frames.JoinRoom: {"type": "join_room", "resumeFromSeq": 0},
+    frames.Ack: {"type": "ack", "sequence": 1},
+    frames.ResumeFromSeq: {"type": "resume_from_seq", "sequence": 0},
+    frames.SetPresence: {"type": "presence", "state": "typing"},
+    frames.Heartbeat: {"type": "heartbeat"},
+}
+
+
+async def test_every_frame_has_a_rule_and_keeps_it(client: Client, edge: Edge) -> None:
+    """A new frame must be described in SENT and have a rule. Nobody gets no socket, and so no frame through."""
+    assert set(get_args(frames.ClientFrame)) == set(RULES) == set(SENT)
+    conversation, elsewhere = new_conversation(), new_conversation()
+    await client.publish_one(of("acme", message(conversation, 1, content="acme's")))
+    async with (
+        edge.guest(edge.key("acme", "join", "speak")) as ours,
+        edge.guest(edge.key("globex", "*")) as theirs,
+        edge.guest(edge.key("acme", f"join:{elsewhere}", f"speak:{elsewhere}")) as bound,
+    ):
+        assert "joined" == (await ours.join(conversation, 0))["type"]
+        assert [1] == await ours.sequences(1)
+        assert "joined" == (await theirs.join(conversation, 0))["type"]
+        for kind, action in RULES.items():
+            for one in (theirs, bound):
+                await one.socket.send(json.dumps({**SENT[kind], "conversationId": conversation}))
+            if action == OPEN:
+                assert "heartbeat" == (await bound.next())["type"]
+                continue
+            assert "permission_denied" == (await bound.next())["code"], kind
+        # The other tenant was answered, and heard nothing of ours; we heard nothing of theirs.
+        heard = []
+        while not heard or heard[-1].get("type") != "heartbeat":
+            heard.append(await theirs.next())
+        assert "acme's" not in json.dumps(heard)
+        await ours.hears_nothing_more()
+    for key in ("", "ow_0", edge.key("acme", "produce")):
+        with pytest.raises(InvalidStatus):
+            async with edge.guest(key):
+                pass
 
 
 async def test_a_grant_names_its_conversations(edge: Edge) -> None:

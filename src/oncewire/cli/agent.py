@@ -27,7 +27,6 @@ from oncewire.jetstream import Client, options_from
 from oncewire.jetstream.losses import Loss, acknowledge
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings, mask_url
-from oncewire.users import DEVELOPER
 
 if TYPE_CHECKING:
     from oncewire.ledger.store import Store
@@ -90,7 +89,7 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     Start it as often as you like: on one machine with the same SQLite file, on several with
     PostgreSQL. The streams must be there: `oncewire topology apply`.
     """
-    settings = face.load_here(flags, DEVELOPER).settings
+    settings = face.load_here(flags).settings
     found, store = _opened(target, store_url, schema)
     own_the_process()
     face.run(_run(found, store, settings, as_json))

@@ -66,7 +66,7 @@ def run(*, as_json: bool, **flags: Any) -> None:
     Requests of agents, the server's advisories and a sweep over all consumers lead to one letter
     per failure, on `dlq.` and the message's own subject.
     """
-    settings = face.load_here(flags, "dlq").settings
+    settings = face.load_here(flags).settings
     face.run(_run(settings, as_json))
 
 

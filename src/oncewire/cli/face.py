@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from oncewire import settings
+from oncewire.cli.rights import right_of
 from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
-from oncewire.users import OPERATOR, identity
+from oncewire.users import identity
 
 if TYPE_CHECKING:
     from oncewire.embedded.folder import Server
@@ -71,26 +72,28 @@ def load(flags: dict[str, Any]) -> settings.Resolved:
     return settings.load(flags, context.find_root().obj if context else None)
 
 
-def load_here(flags: dict[str, Any], user: str = OPERATOR) -> settings.Resolved:
+def load_here(flags: dict[str, Any]) -> settings.Resolved:
     """The settings for a command that talks to servers: where nobody chose one, those of the `up` that runs here, and
-    of its NATS as this user."""
+    of its NATS as the user that the command's right names."""
     from oncewire.embedded.folder import DataFolder  # only commands that talk to servers pay for it
 
     resolved = load(flags)
     folder = DataFolder.at(resolved.settings.data)
     running = folder.read() if folder.holder() is not None else None
+    user = right_of(click.get_current_context()).nats
     return with_servers(resolved, running.servers if running else {}, f"up in {resolved.settings.data}", user)
 
 
 def with_servers(
     resolved: settings.Resolved, servers: Mapping[str, Server], origin: str, user: str
 ) -> settings.Resolved:
-    """The settings with the addresses of the servers that `up` started itself, where nobody chose others."""
+    """The settings with the addresses of the servers that `up` started itself, where nobody chose others; without a
+    user, also without a key for its NATS."""
     found: dict[str, str] = {}
     nats, postgres = servers.get("nats"), servers.get("postgres")
     if nats and nats.mark and not resolved.is_set("nats_url"):
         found |= {"nats_url": nats.url, "nats_monitor_url": nats.monitor_url}
-        if nats.keys and not any(resolved.is_set(f"nats_{way}") for way in ("user", "token", "creds", "nkey")):
+        if nats.keys and user and not any(resolved.is_set(f"nats_{way}") for way in ("user", "token", "creds", "nkey")):
             found |= identity(Path(nats.keys), user)
     if postgres and postgres.mark and not resolved.is_set("postgres_url"):
         found["postgres_url"] = postgres.url

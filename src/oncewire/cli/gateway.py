@@ -59,7 +59,7 @@ def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:
     \b
     It needs NATS with the declared streams. With PostgreSQL, history is complete.
     """
-    settings = face.load_here(flags, "gateway").settings
+    settings = face.load_here(flags).settings
     address = split_address(listen) if listen else ("127.0.0.1", settings.gateway_port)
     if address is None:
         raise InvalidSetting(f"--listen must be host:port, not {listen!r}", hint="For example 127.0.0.1:3005.")

@@ -78,7 +78,7 @@ def run(
     A stream that lost messages stops alone, and is named: look, then go on with --accept-loss.
     Exit code of --once: 4 when a stream stopped so.
     """
-    settings = face.load_here(flags, "pipeline").settings
+    settings = face.load_here(flags).settings
     require_spark()
     lake = lake_of(settings, partition_by or "")
     _run(settings, lake, Board(as_json), is_once=is_once, chosen=chosen, accepted=accepted, as_json=as_json)
@@ -103,7 +103,7 @@ def backfill(*, streams: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     from oncewire.pipeline.lake import hold
     from oncewire.pipeline.reading import Streams
 
-    settings = face.load_here(flags, "pipeline").settings
+    settings = face.load_here(flags).settings
     require_spark()
     board, lake = Board(as_json), lake_of(settings)
     server = Streams(access_of(settings))
@@ -130,7 +130,7 @@ def status(*, as_json: bool, **flags: Any) -> None:
     \b
     Exit code 1 when a stream has stopped and somebody must look.
     """
-    settings = face.load_here(flags, "pipeline").settings
+    settings = face.load_here(flags).settings
     require_lake()
     told = _standing(settings, lake_of(settings))
     if as_json:

@@ -10,7 +10,6 @@ import click
 from oncewire.cli import face
 from oncewire.errors import ContractViolation
 from oncewire.jetstream import Client, PubAck, options_from
-from oncewire.users import DEVELOPER
 
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 
@@ -31,7 +30,7 @@ def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...]
       cat event.json | oncewire publish evt.default.demo.orders.placed - --id order-1
     """
     body = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX) if payload == "-" else payload.encode()
-    chosen = face.load_here(flags, DEVELOPER).settings
+    chosen = face.load_here(flags).settings
     stored: list[PubAck] = []
 
     async def send() -> None:

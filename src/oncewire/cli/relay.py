@@ -41,7 +41,7 @@ def run(*, schema: str, as_json: bool, **flags: Any) -> None:
     While NATS or PostgreSQL is away it waits and counts no attempts. What it cannot publish is
     shown by `oncewire outbox status`.
     """
-    settings = face.load_here(flags, "relay").settings
+    settings = face.load_here(flags).settings
     face.run(_run(settings, require_postgres(settings), schema, as_json))
 
 

@@ -61,7 +61,6 @@ class Gateway:
         socket.rooms.clear()
 
     def join(self, socket: Socket, conversation_id: str, sent: JoinRoom) -> None:
-        socket.principal.require("join", conversation_id)
         member = socket.rooms.get(conversation_id)
         if member is None:
             if len(socket.rooms) >= self.limits.rooms_per_client_max:
@@ -96,7 +95,6 @@ class Gateway:
         self.acks.note(socket, conversation_id, min(sent.sequence, member.last), member.epoch)
 
     def presence(self, socket: Socket, conversation_id: str, sent: SetPresence) -> None:
-        socket.principal.require("speak", conversation_id)
         self.presences.set(conversation_id, socket, sent)
 
     def full(self, socket: Socket, conversation_id: str, member: Member) -> None:

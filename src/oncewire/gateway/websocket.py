@@ -25,9 +25,9 @@ from websockets.utils import accept_key
 from oncewire.contracts.subjects import token
 from oncewire.errors import ContractViolation, OncewireError
 from oncewire.gateway import frames
-from oncewire.gateway.frames import Ack, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
+from oncewire.gateway.frames import Ack, ClientFrame, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
 from oncewire.gateway.rooms import Member, Write
-from oncewire.http import Heir, Principal, Request
+from oncewire.http import OPEN, Heir, Principal, Request
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway
@@ -38,6 +38,15 @@ SLOW: Final = 4008
 CLOSE_S_MAX: Final = 5.0
 """How long a close waits for the client to take it."""
 NEVER: Final = float("inf")
+
+RULES: Final[dict[type[ClientFrame], str]] = {
+    JoinRoom: "join",
+    Ack: "join",
+    ResumeFromSeq: "join",
+    SetPresence: "speak",
+    Heartbeat: OPEN,
+}
+"""What one must be allowed to do in the conversation that a frame names. Whoever has a socket may say they live."""
 
 _quiet = logging.getLogger("oncewire.gateway.frames")
 _quiet.setLevel(logging.CRITICAL)  # what clients do wrong is their business, and is counted
@@ -166,6 +175,7 @@ class Socket(Heir):
                 self.send(frames.heartbeat_frame(time.time_ns() // 1_000_000))
                 return
             conversation_id = token(sent.conversation_id, "conversationId")
+            self.principal.require(RULES[type(sent)], conversation_id)
             self._do(conversation_id, sent)
         except OncewireError as error:
             self._gateway.count("refused_frames")
