@@ -34,6 +34,7 @@ RIGHTS = {
     "config": Right(),
     "contracts check": Right(),
     "contracts export": Right(),
+    "demo": Right(OPERATOR, postgres=True),
     "dlq drop": Right(OPERATOR),
     "dlq inject": Right(OPERATOR),
     "dlq losses": Right(OPERATOR),
