@@ -1,87 +1,75 @@
-"""Thirty kills of driver, workers and nats-server while a lake is filled: each message once in bronze and in silver."""
+"""More than thirty kills while a lake is filled, at every point of a batch: each message once in the lake."""
 
 from __future__ import annotations
 
 import random
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.spark.lake_job import ROWS
-from tests.spark.lakes import (
-    LakeJob,
-    assert_each_once,
-    event,
-    is_deriving,
-    open_batches,
-    running,
-    streams,
-    uncommitted,
-    until,
-)
-from tests.spark.support import publish
+from tests.spark.cluster import Cluster, cluster
+from tests.support.lake_points import IN_DRIVER, IN_WORKERS
+from tests.support.lakekills import NEVER, LakeJob, Strikes, running
 from tests.support.nats import NatsServer
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3_600)]
 
-KILLS = 30
-PER_DRIVER = 4
-WAIT_S = 240.0
-NEVER = 10**12
-MOMENT_MAX_S = 1.0
-AGAIN = 7
-"""Every seventh message comes again under its identity."""
 
-
-class Strikes:
-    """Kills in the middle of batches, and the count of those that really were."""
-
-    def __init__(self, server: NatsServer, lake: Path, seed: int) -> None:
-        self.server = server
-        self.lake = lake
-        self.rng = random.Random(seed)
-        self.published = 0
-        self.done: list[str] = []
-        self.inside = 0
-
-    def more(self) -> None:
-        first = self.published
-        publish(
-            self.server, [event(number - number % AGAIN // (AGAIN - 1)) for number in range(first, first + 2 * ROWS)]
-        )
-        self.published += 2 * ROWS
-
-    def identities(self) -> set[str]:
-        return {f"key:order-{number - number % AGAIN // (AGAIN - 1)}" for number in range(self.published)}
-
-    def strike(self, job: LakeJob, what: str) -> None:
-        self.more()
-        moments = [lambda: bool(open_batches(self.lake)), lambda: bool(uncommitted(self.lake))]
-        until(self.rng.choice([*moments, lambda: is_deriving(self.lake)]), WAIT_S)
-        threading.Event().wait(self.rng.uniform(0.0, MOMENT_MAX_S) if len(self.done) % 2 else 0.0)
-        self.inside += bool(open_batches(self.lake)) or is_deriving(self.lake)
-        if what == "server":
-            self.server.kill()
-            self.server.start()
-        elif what == "workers":
-            job.kill_workers()
-        else:
-            job.kill()
-        self.done.append(what)
-
-
-def test_thirty_kills_lose_and_double_nothing(server: NatsServer, tmp_path: Path) -> None:
-    streams(server, EVENTS=["evt.>"])
-    strikes = Strikes(server, tmp_path / "lake", 7)
-    strikes.more()
-    while len(strikes.done) < KILLS:
-        with running(server, strikes.lake, NEVER, "EVENTS") as job:
-            assert job.said("started")
-            for what in [*strikes.rng.choices(["workers", "server"], k=PER_DRIVER - 1), "driver"]:
-                strikes.strike(job, what)
-    assert strikes.inside >= KILLS // 2, "too few strikes landed inside a batch"
-    with running(server, strikes.lake, strikes.published, "EVENTS") as job:
+def finish(strikes: Strikes, master: str) -> None:
+    with running(strikes.server, strikes.lake, strikes.published, master) as job:
         job.finish()
-    assert_each_once(strikes.lake, "EVENTS", strikes.published, strikes.identities())
-    assert {"driver", "workers", "server"} == set(strikes.done)
+    strikes.assert_each_once()
+
+
+@pytest.fixture
+def strikes(server: NatsServer, tmp_path: Path) -> Strikes:
+    return Strikes(server, tmp_path / "lake")
+
+
+LOCAL = "local[2,16]"
+
+
+def test_kills_at_every_point_lose_and_double_nothing(strikes: Strikes) -> None:
+    """One driver after the other, each killed at another point; before that its workers and its server are struck."""
+    chance = random.Random(7)
+    points = [*IN_WORKERS, *IN_DRIVER]
+    chance.shuffle(points)
+    for number, point in enumerate(points):
+        with running(strikes.server, strikes.lake, NEVER, LOCAL) as job:
+            if number % 3 == 0:
+                strikes.strike_server(job, chance.choice(["land:begun", "land:written", "derive:staged"]))
+            else:
+                strikes.strike_workers(job, IN_WORKERS[number % len(IN_WORKERS)])
+            strikes.strike_driver(job, point)
+    assert 26 == len(strikes.done)
+    finish(strikes, LOCAL)
+
+
+@pytest.fixture
+def executors(tmp_path: Path) -> Iterator[Cluster]:
+    with cluster(tmp_path) as found:
+        yield found
+
+
+def test_kills_of_executors_in_a_cluster_lose_and_double_nothing(strikes: Strikes, executors: Cluster) -> None:
+    def kill_executors() -> None:
+        """All of them: whichever has the task that waits at the point is among them."""
+        victims = executors.executors()
+        assert victims, "no executor runs"
+        for victim in victims:
+            victim.kill()
+        psutil.wait_procs(victims, timeout=30)
+
+    def strike_executors(job: LakeJob, point: str) -> None:
+        strikes.strike(job, point, "executors", kill_executors)
+
+    for first, second in (("land:half", "derive:half"), ("land:named", "land:begun")):
+        with running(strikes.server, strikes.lake, NEVER, executors.master) as job:
+            strike_executors(job, first)
+            strikes.strike_server(job, "land:begun")
+            strike_executors(job, second)
+            strikes.strike_driver(job, "land:written")
+    assert 8 == len(strikes.done)
+    finish(strikes, executors.master)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 from oncewire.contracts import encode_message, new_message
 from oncewire.jetstream import Outgoing
@@ -21,7 +18,6 @@ from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
 from oncewire.pipeline.tables import open_table
-from tests.spark.kills import LOCAL, Driver
 from tests.spark.support import api
 from tests.support.nats import NatsServer
 
@@ -98,67 +94,3 @@ def rows(lake: Path, name: str, *columns: str) -> list[dict[str, Any]]:
 
 def doubled(values: Sequence[Any]) -> dict[Any, int]:
     return {value: times for value, times in Counter(values).items() if times > 1}
-
-
-# ---- kills
-
-LOOK_S = 0.005
-
-
-def until(is_so: Callable[[], bool], timeout_s: float) -> None:
-    """Wait for something that shows in the lake's folder."""
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(LOOK_S)
-
-
-class LakeJob(Driver):
-    """A pipeline as a process of its own."""
-
-    def __init__(self, server: NatsServer, lake: Path, last: int, *names: str, master: str = LOCAL) -> None:
-        arguments = [master, server.url, str(lake), str(last), *names]
-        super().__init__("tests.spark.lake_job", arguments, lake.parent / "lake.log")
-
-
-@contextmanager
-def running(server: NatsServer, lake: Path, last: int, *names: str, master: str = LOCAL) -> Iterator[LakeJob]:
-    job = LakeJob(server, lake, last, *names, master=master)
-    try:
-        yield job
-    finally:
-        job.close()
-
-
-def open_batches(lake: Path) -> set[tuple[str, str]]:
-    """Batches of bronze that Spark has begun and not committed."""
-    found = set()
-    for entry in (lake / "_checkpoints").glob("*/*/offsets/[0-9]*"):
-        if not (entry.parents[1] / "commits" / entry.name).exists():
-            found.add((entry.parents[2].name, entry.name))
-    return found
-
-
-def uncommitted(lake: Path) -> set[str]:
-    """Files of bronze that are written and in no version yet."""
-    there = {path.name for path in (lake / "bronze").glob("*.parquet")}
-    log = unquote("".join(path.read_text() for path in (lake / "bronze" / "_delta_log").glob("*.json")))
-    return {name for name in there if name not in log}
-
-
-def is_deriving(lake: Path) -> bool:
-    return any((lake / "_staging").glob("*"))
-
-
-def assert_each_once(lake: Path, stream: str, count: int, identities: set[str]) -> None:
-    """Each sequence once in bronze, each identity once in silver, and the balance of all batches is even."""
-    found = [one["sequence"] for one in rows(lake, "bronze", "stream", "sequence") if one["stream"] == stream]
-    assert {} == doubled(found), "doubled in bronze"
-    assert set() == set(range(1, count + 1)) ^ set(found), "lost in bronze"
-    keys = [one["identity"] for one in rows(lake, "silver/runtime", "identity")]
-    assert {} == doubled(keys), "doubled in silver"
-    assert set() == identities ^ set(keys), "lost in silver"
-    balance = rows(lake, "batches")
-    assert count == sum(one["rows_in"] for one in balance)
-    assert len(keys) == sum(one["rows_out"] for one in balance)
-    assert count - len(keys) == sum(one["duplicates"] for one in balance)

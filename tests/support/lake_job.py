@@ -2,7 +2,8 @@
 
     lake_job.py <master> <url> <lake> <last> <stream> …
 
-Small batches, so that there is always one to be struck. It prints a line of JSON for what it has done.
+Small batches and frequent housekeeping, so that there is always something to be struck. It prints a line of JSON for
+what it has done.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from oncewire.pipeline import spark_session
 from oncewire.pipeline.deriving import Batch
 from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeping
-from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import Landed
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
+from tests.support.lake_points import StoppingLake, put_seams
 
-ROWS = 4_000
+ROWS = 2_000
+ROOT = Path(__file__).parents[2]
 
 
 def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
@@ -40,6 +42,7 @@ def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
         if min(reached.values()) >= int(last):
             stop.set()
 
+    put_seams()
     with hold.held(Path(lake), what="a pipeline to be killed", since="now"):
         spark = spark_session(
             master,
@@ -47,9 +50,10 @@ def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
             spark_log_level="ERROR",
             spark_sql_shuffle_partitions=2,
             spark_app_name="lake",
+            **{"spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
         )
         reads = Reads({"url": url, "minPartitions": "2"}, trigger_s=0.2, rows_per_trigger=ROWS)
-        pipeline = Pipeline(spark, Lake(lake), streams, reads, keeping=Keeping(every_s=1.0), tell=tell)
+        pipeline = Pipeline(spark, StoppingLake(lake), streams, reads, keeping=Keeping(every_s=0.5), tell=tell)
         print(json.dumps({"started": True}), flush=True)
         pipeline.run(stop)
         assert not pipeline.stopped(), pipeline.stopped()

@@ -1,0 +1,155 @@
+"""Where a pipeline can die while it fills a lake: seams around its files and commits, put there by the job that is to
+be killed. The product holds nothing for the sake of these tests.
+
+    land:begun       a task of bronze has begun to read its share of the range
+    land:half        half of a file is on disk, under the name that is not yet its own
+    land:named       a file has its name, its task has not answered
+    land:written     all files are there, nothing is committed
+    land:listed      the version is in the table's log, and not yet synced
+    land:committed   the range is in the table, Spark's own commit is not there
+    derive:staged    a batch of silver is decoded, its keys are not looked up
+    derive:half      half of a file of silver or quarantine is on disk
+    derive:written   all files are there, quarantine may be committed, the silver table is not
+    derive:one       the silver table is committed, the balance of the batch is not
+    derive:noted     all is committed, the staged rows are still there
+    keep:written     small files are put together in a new one that no version names
+    keep:committed   a version names it in their place
+
+A process that reaches the wanted point waits there until it is killed or let go.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from oncewire.pipeline import deriving, landing
+from oncewire.pipeline.lake import files, keep
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.staging import WriteItem, write_item
+
+IN_WORKERS: Final = ("land:begun", "land:half", "land:named", "derive:half")
+IN_DRIVER: Final = (
+    "land:written", "land:listed", "land:committed", "derive:staged", "derive:written", "derive:one", "derive:noted",
+    "keep:written", "keep:committed",
+)  # fmt: skip
+LOOK_S: Final = 0.005
+
+
+class Gate:
+    """Where killer and victim meet: two files in a folder beside the lake."""
+
+    def __init__(self, lake: Path) -> None:
+        self._wanted = lake.parent / "gate.wanted"
+        self._reached = lake.parent / "gate.reached"
+
+    def ask(self, point: str) -> None:
+        begun = self._wanted.with_suffix(".new")
+        begun.write_text(point)
+        begun.replace(self._wanted)
+
+    @property
+    def is_reached(self) -> bool:
+        return self._reached.exists()
+
+    def open(self) -> None:
+        """Whoever waits goes on."""
+        self._reached.unlink(missing_ok=True)
+
+    def pass_by(self, point: str) -> None:
+        """In the victim: stop here if it is the wanted point. Only one of several processes is stopped."""
+        try:
+            if self._wanted.read_text() != point:
+                return
+            self._wanted.replace(self._reached)
+        except FileNotFoundError:
+            return
+        while self.is_reached:
+            threading.Event().wait(LOOK_S)
+
+
+# ---- in Python workers
+
+
+def _lake_of(root: str) -> Path:
+    """The lake of a table's folder."""
+    return next(path for path in Path(root).parents if (path / "_lock").exists())
+
+
+def _stop_in_files(root: str, step: str) -> None:
+    """From now on this worker stops inside the files that it writes."""
+    gate = Gate(_lake_of(root))
+
+    def store(path: Path, content: memoryview | bytes) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        half = path.with_name(f".{path.name}.half")
+        half.write_bytes(content[: len(content) // 2])
+        gate.pass_by(f"{step}:half")
+        half.unlink(missing_ok=True)
+        _STORE(path, content)
+        gate.pass_by(f"{step}:named")
+
+    files.store = store
+
+
+_STORE = files.store
+
+
+class StoppingLandFiles(landing.LandFiles):
+    """LandFiles, with seams."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _stop_in_files(self.root, "land")
+        Gate(_lake_of(self.root)).pass_by("land:begun")
+        return super().__call__(batches)
+
+
+def stopping_write_item(item: WriteItem) -> Any:
+    _stop_in_files(item.root, "derive")
+    return write_item(item)
+
+
+# ---- in the driver
+
+
+class StoppingLake(Lake):
+    """A lake whose commits can be struck."""
+
+    def commit(self, handle: Any, table: Any, *args: Any, **named: Any) -> None:
+        gate = Gate(self.path)
+        is_silver = table.name.startswith("silver/")
+        gate.pass_by("land:written" if table.name == "bronze" else "derive:written" if is_silver else "")
+        super().commit(handle, table, *args, **named)
+        after = {"bronze": "land:committed", "batches": "derive:noted"}
+        gate.pass_by(after.get(table.name, "derive:one" if is_silver else ""))
+
+    def rewrite(self, *args: Any) -> None:
+        gate = Gate(self.path)
+        gate.pass_by("keep:written")
+        super().rewrite(*args)
+        gate.pass_by("keep:committed")
+
+    def _sync_log(self, table: Any, first: int) -> None:
+        if table.name == "bronze":
+            Gate(self.path).pass_by("land:listed")
+        super()._sync_log(table, first)
+
+
+class StoppingSilver(deriving.Silver):
+    def _look(self, *args: Any) -> Any:
+        Gate(self._lake.path).pass_by("derive:staged")
+        return super()._look(*args)
+
+
+def put_seams() -> None:
+    """In the process of the driver, before its pipeline is made. Compaction begins with two files."""
+    from oncewire.pipeline import run
+
+    landing.LandFiles = StoppingLandFiles  # type: ignore[misc]
+    deriving.write_item = stopping_write_item
+    run.Silver = StoppingSilver  # type: ignore[misc]
+    keep.FILES_MIN = 2  # type: ignore[misc]

@@ -1,0 +1,159 @@
+"""Kills of a pipeline at chosen points of its batches, and the proof that each message is in the lake once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote
+
+from oncewire.jetstream import Outgoing
+from tests.spark.kills import LOCAL, Driver
+from tests.spark.lakes import doubled, event, rows, streams
+from tests.spark.support import publish
+from tests.support.lake_job import ROWS
+from tests.support.lake_points import LOOK_S, Gate
+from tests.support.nats import NatsServer
+
+STREAM = "EVENTS"
+NEVER = 10**12
+WAIT_S = 240.0
+AGAIN = 7
+"""Every seventh message comes again under its identity."""
+BAD = [Outgoing("evt.acme.main.bad", b"no envelope %d" % number) for number in range(3)]
+
+
+class LakeJob(Driver):
+    """A pipeline as a process of its own."""
+
+    def __init__(self, server: NatsServer, lake: Path, last: int, master: str) -> None:
+        super().__init__(
+            "tests.support.lake_job", [master, server.url, str(lake), str(last), STREAM], lake.parent / "lake.log"
+        )
+
+
+@contextmanager
+def running(server: NatsServer, lake: Path, last: int, master: str = LOCAL) -> Iterator[LakeJob]:
+    job = LakeJob(server, lake, last, master)
+    try:
+        yield job
+    finally:
+        job.close()
+
+
+class Strikes:
+    """Kills at points, each proven to be where it hurts."""
+
+    def __init__(self, server: NatsServer, lake: Path) -> None:
+        self.server = server
+        self.lake = lake
+        self.gate = Gate(lake)
+        self.published = 0
+        self.bad = 0
+        self.identities: set[str] = set()
+        self.done: list[tuple[str, str]] = []
+        streams(server, **{STREAM: ["evt.>"]})
+
+    def more(self) -> None:
+        """Another batch: new messages, copies of others, and some that are no messages."""
+        first = self.published
+        numbers = [number - number % AGAIN // (AGAIN - 1) for number in range(first, first + ROWS - len(BAD))]
+        publish(self.server, [event(number) for number in numbers] + BAD)
+        self.identities |= {f"key:order-{number}" for number in numbers}
+        self.published += ROWS
+        self.bad += len(BAD)
+
+    def strike(self, job: LakeJob, point: str, what: str, kill: Callable[[], object]) -> None:
+        """Kill when the pipeline stands at the point."""
+        self.gate.ask(point)
+        self.more()
+        self._until_reached(job, point)
+        assert IS_THERE.get(point, always)(self.lake), f"{point} is not what it is called"
+        kill()
+        self.gate.open()
+        self.done.append((what, point))
+        self.assert_none_doubled()
+
+    def strike_server(self, job: LakeJob, point: str) -> None:
+        """The server dies while the pipeline stands at the point, and comes back when that has gone on."""
+        self.strike(job, point, "server", self.server.kill)
+        self.server.start()
+
+    def strike_driver(self, job: LakeJob, point: str) -> None:
+        self.strike(job, point, "driver", job.kill)
+
+    def strike_workers(self, job: LakeJob, point: str) -> None:
+        self.strike(job, point, "workers", job.kill_workers)
+
+    def _until_reached(self, job: LakeJob, point: str) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not self.gate.is_reached:
+            assert job.process.poll() is None, f"the pipeline ended before {point}, see lake.log; so far {self.done}"
+            assert time.monotonic() < deadline, f"the pipeline did not come to {point}; so far {self.done}"
+            time.sleep(LOOK_S)
+
+    def assert_none_doubled(self) -> None:
+        if (self.lake / "bronze" / "_delta_log" / f"{0:020d}.json").exists():
+            found = [one["sequence"] for one in rows(self.lake, "bronze", "sequence")]
+            assert {} == doubled(found), f"doubled in bronze after {self.done[-1]}"
+
+    def assert_each_once(self) -> None:
+        """Each sequence in bronze, each identity in silver, each refusal in quarantine; the batches' balance is even."""
+        found = [one["sequence"] for one in rows(self.lake, "bronze", "sequence")]
+        assert {} == doubled(found), "doubled in bronze"
+        assert set() == set(range(1, self.published + 1)) ^ set(found), "lost in bronze"
+        keys = [one["identity"] for one in rows(self.lake, "silver/runtime", "identity")]
+        assert {} == doubled(keys), "doubled in silver"
+        assert set() == self.identities ^ set(keys), "lost in silver"
+        refused = [one["sequence"] for one in rows(self.lake, "quarantine", "sequence")]
+        assert {} == doubled(refused), "doubled in quarantine"
+        assert self.bad == len(refused), "lost in quarantine"
+        balance = rows(self.lake, "batches")
+        assert self.published == sum(one["rows_in"] for one in balance)
+        assert len(keys) == sum(one["rows_out"] for one in balance)
+        assert self.published - len(keys) - self.bad == sum(one["duplicates"] for one in balance)
+
+
+# ---- what is seen in the lake's folder at a point
+
+
+def is_open(lake: Path) -> bool:
+    """A batch of bronze that Spark has begun and not committed."""
+    entries = (lake / "_checkpoints").glob("*/*/offsets/[0-9]*")
+    return any(not (entry.parents[1] / "commits" / entry.name).exists() for entry in entries)
+
+
+def uncommitted(table: Path) -> set[str]:
+    """Files of a table that are written and in no version yet."""
+    log = unquote("".join(path.read_text() for path in (table / "_delta_log").glob("*.json")))
+    return {path.name for path in table.glob("[!.]*.parquet") if path.name not in log}
+
+
+def has_half(table: Path) -> bool:
+    return any(table.glob(".*.half"))
+
+
+def is_staged(lake: Path) -> bool:
+    return any((lake / "_staging").glob("*"))
+
+
+def always(_: Path) -> bool:
+    return True
+
+
+IS_THERE: dict[str, Callable[[Path], bool]] = {
+    "land:begun": is_open,
+    "land:half": lambda lake: is_open(lake) and has_half(lake / "bronze"),
+    "land:named": lambda lake: is_open(lake) and bool(uncommitted(lake / "bronze")),
+    "land:written": lambda lake: is_open(lake) and bool(uncommitted(lake / "bronze")),
+    "land:listed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
+    "land:committed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
+    "derive:staged": is_staged,
+    "derive:half": lambda lake: (
+        is_staged(lake) and (has_half(lake / "silver" / "runtime") or has_half(lake / "quarantine"))
+    ),
+    "derive:written": lambda lake: is_staged(lake) and bool(uncommitted(lake / "silver" / "runtime")),
+    "derive:one": lambda lake: is_staged(lake) and not uncommitted(lake / "silver" / "runtime"),
+    "derive:noted": is_staged,
+}
