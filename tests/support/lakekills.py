@@ -99,7 +99,7 @@ class Strikes:
             assert {} == doubled(found), f"doubled in bronze after {self.done[-1]}"
 
     def assert_each_once(self) -> None:
-        """Each sequence in bronze, each identity in silver, each refusal in quarantine; the batches' balance is even."""
+        """Each sequence in bronze, each identity in silver, each refusal in quarantine; all batches balance."""
         found = [one["sequence"] for one in rows(self.lake, "bronze", "sequence")]
         assert {} == doubled(found), "doubled in bronze"
         assert set() == set(range(1, self.published + 1)) ^ set(found), "lost in bronze"
