@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from oncewire.errors import Conflict, Corrupt
 from oncewire.jetstream import Outgoing
-from oncewire.pipeline import bronze, silver, standing
+from oncewire.pipeline import bronze, deriving, silver, standing
 from oncewire.pipeline.checkpoints import folder_of
 from oncewire.pipeline.deriving import Silver
 from oncewire.pipeline.lake import hold
@@ -242,6 +243,19 @@ def test_a_loss_and_a_lost_checkpoint_stop_their_streams_alone(
     assert {} == doubled(places)
     assert there | {(name, at) for name in ("BILLING", "CHAT") for at in (1, 2)} == set(places)
     assert [(21, 30, "trimmed")] == [(one["first"], one["last"], one["cause"]) for one in rows(path, "gaps")]
+
+
+def test_a_batch_that_does_not_balance_is_not_committed(
+    spark: SparkSession, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows vanish on their way: nobody counted them as duplicates, and no table has them."""
+    copy = tmp_path / "lake"
+    shutil.copytree(lake / "bronze", copy / "bronze")
+    sort_out = deriving.sort_out
+    monkeypatch.setattr(deriving, "sort_out", lambda *args, **more: replace(sort_out(*args, **more), duplicates=0))
+    with pytest.raises(Corrupt, match="does not balance"):
+        Silver(spark, Lake(copy)).step()
+    assert [] == [one for name in ("silver/runtime", "quarantine", "gaps") for one in rows(copy, name)]
 
 
 def test_a_table_gains_the_columns_that_a_contract_gains(

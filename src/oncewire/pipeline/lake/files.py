@@ -89,17 +89,19 @@ def leaves(schema: pa.Schema) -> Iterator[str]:
 
 
 def store(path: Path, content: memoryview | bytes) -> None:
-    """The file under its name, whole and synced; nothing to do when it stands there already."""
-    if path.exists() and path.stat().st_size == len(content):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    begun = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-    with begun.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    begun.replace(path)
+    """The file under its name, whole and synced, its name too. One that stands there already is left as it is, but
+    whoever wrote it may have died before its name was synced."""
+    if not (path.exists() and path.stat().st_size == len(content)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        begun = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+        with begun.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        begun.replace(path)
     sync_folder(path.parent)
+    if path.parent.name.startswith("date="):
+        sync_folder(path.parent.parent)
 
 
 def statistics(rows: pa.Table) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from oncewire.pipeline.lake import files
-from oncewire.pipeline.lake.log import Added, Lake, translated
+from oncewire.pipeline.lake.log import Added, Lake
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
@@ -61,7 +61,7 @@ class Keeper:
             if table is BRONZE and handle.version() > silver_has and self._is_behind(handle, silver_has):
                 continue
             self._compact(table, handle)
-            self._clear(table)
+            self._lake.clear(table, self._keeping.retention_hours)
 
     def _is_behind(self, handle: DeltaTable, silver_has: int) -> bool:
         return any(one.added for one in self._lake.versions(BRONZE, silver_has, handle.version()))
@@ -72,12 +72,6 @@ class Keeper:
         for group, written in zip(groups, run_tasks(self._spark, rewrite, items), strict=True):
             assert sum(one.rows for one in group) == sum(one.rows for one in written), "compaction changed rows"
             self._lake.rewrite(self._lake.open(table), table, group, written)
-
-    def _clear(self, table: Table) -> None:
-        handle = self._lake.open(table)
-        with translated(table.name):
-            handle.vacuum(self._keeping.retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
-            handle.cleanup_metadata()
 
 
 def added_of(handle: DeltaTable) -> list[Added]:

@@ -69,6 +69,8 @@ class Lake:
     def __init__(self, path: str | Path, *, partition_by: str = "") -> None:
         self.path = Path(path).absolute()
         self.partition_by = partition_by
+        self._removing = threading.Lock()
+        """Held while files are committed, and while those that no version names are removed."""
 
     def root(self, table: Table) -> str:
         return table_path(self.path, table.name)
@@ -97,20 +99,29 @@ class Lake:
             return self._make(table)
         if missing := _missing(found, table):
             wanted = Schema.from_arrow(table.schema)
+            first = found.version() + 1
             found.alter.add_columns([field for field in wanted.fields if field.name in missing])
+            self._sync_log(table, first)
             found = DeltaTable(self.root(table))
         return found
 
     def _make(self, table: Table) -> DeltaTable:
         by = ["date"] if self.partition_by and table.is_dated else None
-        Path(self.root(table)).mkdir(parents=True, exist_ok=True)
-        return DeltaTable.create(
+        root = Path(self.root(table))
+        root.mkdir(parents=True, exist_ok=True)
+        made = DeltaTable.create(
             self.root(table),
             schema=Schema.from_arrow(table.schema),
             mode="ignore",
             partition_by=by,
             configuration=_CONFIGURATION,
         )
+        self._sync_log(table, 0)
+        for folder in (root, *root.parents):
+            sync_folder(folder)
+            if folder == self.path.parent:
+                break
+        return made
 
     def check_partitions(self, table: Table) -> None:
         """A table stays as it was made: the flag cannot change it afterwards."""
@@ -130,13 +141,27 @@ class Lake:
         *,
         facts: dict[str, Any] | None = None,
     ) -> None:
-        """Add files and move the transaction id, in one version. Conflict: somebody else moved it meanwhile."""
+        """Add files and move the transaction id, in one version. Conflict: somebody else moved it meanwhile.
+
+        A file may be left from an attempt that died long ago, and housekeeping may remove it just before it is
+        committed: Unavailable, nothing is committed, and the next attempt writes it again.
+        """
         now_ms = time.time_ns() // 1_000_000
         adds = [
             AddAction(one.path, one.size_bytes, {"date": one.date} if one.date else {}, now_ms, True, one.stats)
             for one in written
         ]
-        self._write(handle, table, adds, [Transaction(app, version)], facts or {})
+        with self._removing:
+            if gone := [one.path for one in written if not Path(self.root(table), one.path).exists()]:
+                raise Unavailable(f"the file {gone[0]} of the table {table.name} was removed before it was committed")
+            self._write(handle, table, adds, [Transaction(app, version)], facts or {})
+
+    def clear(self, table: Table, retention_hours: int) -> None:
+        """Remove the files that no version within the retention names, and log entries that nobody needs."""
+        with self._removing, translated(table.name):
+            handle = DeltaTable(self.root(table))
+            handle.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
+            handle.cleanup_metadata()
 
     def replace(self, handle: DeltaTable, table: Table, written: Sequence[Written], app: str, version: int) -> None:
         """Put files in the place of all that the table held, and move the transaction id, in one version."""
