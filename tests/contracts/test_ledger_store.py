@@ -418,6 +418,14 @@ def test_an_attempt_is_there_until_it_is_forgotten(store: Store, other: Store) -
     assert [attempt(2)] == store.attempts()
 
 
+def test_an_attempt_is_renewed_only_while_it_is_there(store: Store, other: Store) -> None:
+    """One that another process has settled meanwhile must not come back: it would be given up some time later."""
+    store.begun([attempt(1, 2, "ValueError: x"), attempt(2)])
+    other.forget_attempts([key_of(2)])
+    store.renew_attempts([key_of(2), key_of(1), key_of(3)], 5_000)
+    assert [attempt(1, 2, "ValueError: x")._replace(started_ms=5_000)] == store.attempts()
+
+
 def test_an_attempt_in_a_transaction_goes_with_it(store: Store) -> None:
     store.begin()
     store.begun([attempt(1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 
 from oncewire.agent import Agent, Context, sources
 from oncewire.jetstream import Client, losses
+from oncewire.ledger.rules import position_key
+from oncewire.ledger.store import Attempt
 from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import COMMANDS, EVENTS, command, counted, new_agent, prepared, run, send, sqlite_in
@@ -144,3 +147,32 @@ async def test_what_was_dropped_before_an_agent_first_ran_or_after_it_was_read_i
             await client.api(f"STREAM.PURGE.{EVENTS}")
         assert [] == await losses.losses(client)
     assert seen == [0, 1]
+
+
+async def test_a_mark_that_is_younger_than_its_outcome_is_taken_away_and_nothing_is_given_up(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    """A process stood still before it marked an input, another one settled it, the first one marked it and died. The
+    work queue has the input no more; what was never settled and is gone all the same is given up, and told."""
+    agent, seen = writer("")
+    async with prepared(shared_server.url) as client:
+        subject = agent.handlers[0].pattern
+        gone = await send(client, subject, {"n": 0})
+        await client.api(f"STREAM.MSG.DELETE.{COMMANDS}", {"seq": gone})
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            settled = await send(client, subject, {"n": 1})
+            await counted(runner, done=1)
+            source = runner.opened[COMMANDS].source
+        store = sqlite_in(tmp_path)
+        name = store.open(agent.tenant, agent.workspace, agent.name).name
+        now_ms = time.time_ns() // 1_000_000
+        store.begun([
+            Attempt(position_key(name, COMMANDS, source.created, at), COMMANDS, at, 2, now_ms - 60_000, "")
+            for at in (settled, gone)
+        ])  # fmt: skip
+        store.close()
+        async with run(agent, client, store := sqlite_in(tmp_path)) as runner:
+            await counted(runner, dead=1)
+            await until(lambda: store.attempts() == [], "no mark")
+            await counted(runner, dead=1)
+    assert seen == [1]

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import msgspec
 
 from oncewire.agent.agent import Agent
-from oncewire.agent.batch import GroupCommit, Item, attempt_of
+from oncewire.agent.batch import GroupCommit, Item
 from oncewire.agent.commits import Commits
 from oncewire.agent.forget import Forgetting
 from oncewire.agent.handlers import Handler
@@ -36,7 +36,7 @@ from oncewire.errors import NotFound, Unavailable
 from oncewire.jetstream import Client, StoredMessage
 from oncewire.jetstream.protocol import encode_acks
 from oncewire.ledger.rules import Content
-from oncewire.ledger.store import Attempt, Mark
+from oncewire.ledger.store import Attempt, Mark, Store
 
 log = logging.getLogger("oncewire.agent")
 
@@ -46,6 +46,8 @@ LOOK_EVERY_S = 5.0
 SWEEP_AFTER_MS = 10_000
 """A block that another living process has just written is left to it for so long."""
 GIVEN_UP = "died: the process died or stood still while handling it, at every delivery"
+LOOK_BACK_MS = 600_000
+LOOK_BACK_BLOCKS = 5_000
 NEVER = "1970-01-01T00:00:00Z"
 
 
@@ -193,10 +195,10 @@ class Upkeep:
         if now_ms() - self._renewed_ms < min(one.ack_wait_s for one in self.opened.values()) * 1000 / 3:
             return
         self._renewed_ms = now_ms()
-        long = [attempt_of(item, now_ms(), "") for item in self.in_hand() if item.delivery.deliveries > 1]
+        long = [item.at_key for item in self.in_hand() if item.delivery.deliveries > 1]
         if long:
-            async with self.commits.turn:
-                await self.commits.db(self.commits.store.begun, long)
+            async with self.commits.turn:  # some may be settled by the time that it is our turn
+                await self.commits.db(self.commits.store.renew_attempts, long, now_ms())
 
     async def _bury_exhausted(self) -> None:
         async with self.commits.turn:
@@ -211,7 +213,8 @@ class Upkeep:
 
     async def _bury(self, attempt: Attempt, opened: Opened) -> None:
         item, is_gone = await self._fetch(attempt, opened)
-        if item.at_key != attempt.key:  # the stream was made anew: that input is nowhere
+        is_settled = is_gone and await self._was_settled(attempt)
+        if is_settled or item.at_key != attempt.key:  # or the stream was made anew: that input is nowhere
             async with self.commits.turn:
                 await self.commits.db(self.commits.store.forget_attempts, [attempt.key])
             return
@@ -240,6 +243,13 @@ class Upkeep:
             found, is_gone = StoredMessage(source.stream, source.filters[0], attempt.sequence, NEVER, {}, b""), True
         return self.reading.read([as_delivered(found, source, attempt.deliveries)])[0], is_gone
 
+    async def _was_settled(self, attempt: Attempt) -> bool:
+        """Whether the last blocks have an outcome for it. What is gone from a work queue has no identity to ask for;
+        its mark may be younger than its outcome when the process that left it had stood still before."""
+        async with self.commits.turn:
+            found: bool = await self.commits.db(was_settled, self.commits.store, attempt)
+        return found
+
     async def _remove(self, attempt: Attempt) -> None:
         """What TERM would do on a work queue: nobody is going to be given it again."""
         with contextlib.suppress(NotFound):
@@ -260,6 +270,18 @@ class Upkeep:
                 except Unavailable as problem:
                     log.warning("agent %s: tick %d of %s: %s", self.agent.full_name, slot, handler.name, problem)
                     await asyncio.sleep(EVERY_S)
+
+
+def was_settled(store: Store, attempt: Attempt) -> bool:
+    """Looks back over the blocks since shortly before the attempt began."""
+    newest = store.head().number
+    for number in range(newest, max(store.base().number, newest - LOOK_BACK_BLOCKS), -1):
+        block = store.block(number)
+        if block is None or block.content.sent_ms < attempt.started_ms - LOOK_BACK_MS:
+            return False
+        if any((one.stream, one.sequence) == (attempt.stream, attempt.sequence) for one in block.content.entries):
+            return True
+    return False
 
 
 def is_exhausted(attempt: Attempt, opened: Opened, first: int, now_ms: int) -> bool:

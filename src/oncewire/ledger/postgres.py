@@ -306,6 +306,10 @@ class PostgresStore:
             with self._own() as cursor:
                 cursor.execute(self._session.sql["begun"], (self._agent, *columns))
 
+    def renew_attempts(self, keys: Sequence[bytes], now_ms: int) -> None:
+        with self._own() as cursor:
+            cursor.execute(self._session.sql["renew_attempts"], (now_ms, list(keys)))
+
     def attempts(self) -> list[Attempt]:
         with self._own() as cursor:
             return [Attempt(*row) for row in cursor.execute(self._session.sql["attempts"], (self._agent,))]

@@ -341,6 +341,10 @@ class SqliteStore:
         with self._own() as db:
             db.executemany("INSERT OR REPLACE INTO ledger_attempts VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
 
+    def renew_attempts(self, keys: Sequence[bytes], now_ms: int) -> None:
+        with self._own() as db:
+            db.executemany("UPDATE ledger_attempts SET started_ms = ? WHERE key = ?", [(now_ms, key) for key in keys])
+
     def attempts(self) -> list[Attempt]:
         query = "SELECT key, stream, sequence, deliveries, started_ms, error FROM ledger_attempts WHERE agent = ?"
         with translated(self.path):

@@ -95,6 +95,12 @@ FROM unnest(%s::bytea[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[], 
 ON CONFLICT (key) DO UPDATE SET stream = excluded.stream, sequence = excluded.sequence,
     deliveries = excluded.deliveries, started_ms = excluded.started_ms, error = excluded.error;
 
+-- name: renew_attempts
+-- In key order, as `begun` writes them: no two transactions wait for each other.
+UPDATE {s}.ledger_attempts SET started_ms = %s WHERE key IN (
+    SELECT key FROM {s}.ledger_attempts WHERE key = ANY(%s) ORDER BY key FOR UPDATE
+);
+
 -- name: attempts
 SELECT key, stream, sequence, deliveries, started_ms, error FROM {s}.ledger_attempts WHERE agent = %s;
 
