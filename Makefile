@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run demo test test-spark40 check format bench faults lock contracts advisories clean
+.PHONY: help env run demo test test-spark40 check format bench faults lock contracts reference advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ faults: $(STAMP) ## the long fault runs: kills, stops, clusters
 contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI document anew
 	@$(BIN)/oncewire contracts export --out docs/schemas
 	@$(BIN)/oncewire topology export --out docs/asyncapi.json
+
+reference: $(STAMP) ## write docs/reference anew from the code
+	@$(BIN)/python scripts/reference.py
 
 LOCK := uv pip compile -q --universal --generate-hashes --python-version 3.11 --all-extras --group dev --no-annotate
 

@@ -1,0 +1,152 @@
+"""Writes docs/reference from the code: the commands, the settings, the errors. `make reference`; a test sees drift."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from oncewire import errors, settings
+from oncewire.cli import NOUNS, face, main
+from oncewire.http.rules import answer_of
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+MADE = "<!-- Made by `make reference` from the code: change it there. -->"
+
+
+def pages() -> dict[str, str]:
+    """Each page by its file name."""
+    return {"cli.md": _cli(), "settings.md": _settings(), "errors.md": _errors()}
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join([f"# {title}", MADE, *parts]) + "\n"
+
+
+def _table(heads: str, rows: Iterable[Sequence[object]]) -> str:
+    """A table of Markdown; `heads` are parted by bars."""
+    lines = [heads.split("|"), ["---"] * (heads.count("|") + 1), *([str(one) for one in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(cell.strip().replace('|', _BAR) for cell in line)} |" for line in lines)
+
+
+_BAR = "\\|"
+
+
+# ---- commands
+
+
+def _cli() -> str:
+    root = click.Context(main, info_name="oncewire")
+    nouns = [(f"[`oncewire {name}`](#oncewire-{name})", about) for name, (_, about) in sorted(NOUNS.items())]
+    codes = textwrap.dedent((sys.modules["oncewire.cli"].__doc__ or "").partition("every command:\n")[2]).rstrip()
+    return _page(
+        "Commands",
+        "Every command has `--help` and `--json`; flags that are settings stand in [settings](settings.md) too.",
+        _table("command|it does", nouns),
+        f"## Exit codes\n\n```\n{codes}\n```",
+        *(_section(context) for context in _commands(root) if context is not root),
+    )
+
+
+def _commands(context: click.Context) -> Iterator[click.Context]:
+    """The context of each command below, with its whole name."""
+    yield context
+    if isinstance(context.command, click.Group):
+        for name in context.command.list_commands(context):
+            command = context.command.get_command(context, name)
+            assert command is not None
+            yield from _commands(click.Context(command, info_name=name, parent=context, max_content_width=100))
+
+
+def _section(context: click.Context) -> str:
+    command, path = context.command, context.command_path
+    told = inspect.cleandoc(command.help or "").replace("\n\b\n", "\n\n").replace("\n\n\n", "\n\n")
+    usage = " ".join([path, *command.collect_usage_pieces(context)])
+    rows = [_option(one) for one in command.params if isinstance(one, click.Option) and one.name not in _COMMON]
+    options = "\n\n" + _table("option|it means", rows) if rows else ""
+    return f"{'#' * len(path.split())} {path}\n\n```\n{usage}\n\n{told}\n```{options}"
+
+
+_COMMON = {"as_json", "help"}
+_ROWS = {row.flag: row for row in settings.table()}
+
+
+def _option(option: click.Option) -> tuple[str, str]:
+    flag = option.opts[0]
+    if flag in _ROWS:
+        return f"`{flag}`", f"the setting `{_ROWS[flag].key}`"
+    takes = "" if option.is_flag else f" {option.make_metavar(click.Context(main))}"
+    more = " Required." if option.required else ""
+    if not option.is_flag and isinstance(option.default, str | int | float | Path) and option.default != "":
+        more += f" Default {option.default}."
+    return f"`{flag}{takes}`", f"{option.help or ''}{more}"
+
+
+# ---- settings
+
+
+def _settings() -> str:
+    rows = [
+        (f"`{row.key}`", f"`{row.flag}`", ", ".join(f"`{one}`" for one in row.variables), _default(row), _about(row))
+        for row in settings.table()
+    ]
+    return _page(
+        "Settings",
+        "A value is taken from the first of: a flag, an environment variable, `oncewire.toml` (`--config` or\n"
+        "`ONCEWIRE_CONFIG` names another file), the default. `oncewire config` prints each with its origin. In the\n"
+        "file, `nats.url` is the key `url` in the table `[nats]`; unknown keys are errors.",
+        _table("key|flag|variable|default|it is", rows),
+    )
+
+
+def _default(row: settings.Setting) -> str:
+    return f"`{row.default}`" if str(row.default) else "not set"
+
+
+def _about(row: settings.Setting) -> str:
+    return row.help + (" Secret: masked wherever it is shown." if row.is_secret else "")
+
+
+# ---- errors
+
+
+def _errors() -> str:
+    kinds = [one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.OncewireError)]
+    return _page(
+        "Errors",
+        "One tree, `oncewire.errors`. `code` is stable; commands with `--json` show it with a message and a hint. The\n"
+        "exit code is that of a command which ends with the error; status and word are what broker and gateway answer.",
+        _table(
+            "error|below|code|try again|exit code|HTTP|word|it means",
+            (_error(kind) for kind in kinds if kind is not errors.OncewireError),
+        ),
+    )
+
+
+def _error(kind: type[errors.OncewireError]) -> tuple[object, ...]:
+    example = _made(kind)
+    status, word = answer_of(example)
+    above = kind.__base__.__name__ if kind.__base__ else ""
+    about = inspect.cleandoc(kind.__doc__ or "").partition("\n")[0]
+    again = "yes" if kind.is_retryable else "no"
+    return f"`{kind.__name__}`", above, f"`{kind.code}`", again, face.exit_code(example), status, f"`{word}`", about
+
+
+def _made(kind: type[errors.OncewireError]) -> errors.OncewireError:
+    wanted: dict[str, Any] = {
+        name: "" for name, one in inspect.signature(kind).parameters.items()
+        if one.kind is one.KEYWORD_ONLY and one.default is one.empty
+    }  # fmt: skip
+    return kind("", **wanted)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text, "utf-8")
+        click.echo(f"written: docs/reference/{name}")
