@@ -32,6 +32,7 @@ LEASE_MS = 120_000
 NACKED = 0.05
 """Of the deliveries; each becomes a dead letter at once."""
 START_S = 30.0
+SETTLED_S = 60.0
 Place = tuple[int, int]
 
 
@@ -54,9 +55,13 @@ class NodeProcess:
             *BROKER, *self._words, env=clean_environ(), stdout=pipe, cwd=ROOT
         )
         assert self.process.stdout is not None
-        async with asyncio.timeout(START_S):
-            line = await self.process.stdout.readline()
-        self.url = json.loads(line)["url"]
+        try:
+            async with asyncio.timeout(START_S):
+                line = await self.process.stdout.readline()
+            self.url = json.loads(line)["url"]
+        except BaseException:
+            await self.end()
+            raise
         return self
 
     def send(self, number: int) -> None:
@@ -145,14 +150,15 @@ class Witness:
 
     @contextlib.asynccontextmanager
     async def watching(self, *nodes: NodeProcess, producers: int = 4) -> AsyncIterator[Witness]:
-        """Load on these nodes, until the block ends."""
-        for node in nodes:
-            await self.add(node)
-        await self._client(nodes[0]).create_topic(TOPIC, partitions=self.partitions)
-        self._producers = [asyncio.create_task(self._produce()) for _ in range(producers)]
-        self._tasks += self._producers
-        self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
+        """Load on these nodes, until the block ends; then all nodes that were added are ended too."""
+        self.nodes += nodes
         try:
+            for node in nodes:
+                self._listen(node)
+            await self._client(nodes[0]).create_topic(TOPIC, partitions=self.partitions)
+            self._producers = [asyncio.create_task(self._produce()) for _ in range(producers)]
+            self._tasks += self._producers
+            self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
             yield self
         finally:
             self._is_over = True
@@ -161,9 +167,13 @@ class Witness:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for client in self._clients.values():
                 await client.close()
+            await asyncio.gather(*(node.end() for node in self.nodes))
 
-    async def add(self, node: NodeProcess) -> None:
+    def add(self, node: NodeProcess) -> None:
         self.nodes.append(node)
+        self._listen(node)
+
+    def _listen(self, node: NodeProcess) -> None:
         self._clients[node.url] = BrokerClient(node.url, timeout_s=30.0)
         self._tasks.append(asyncio.create_task(self._read(node)))
 
@@ -171,8 +181,26 @@ class Witness:
         return self._clients[node.url]
 
     def _any(self) -> BrokerClient:
-        live = [node for node in self.nodes if not node.is_suspect and node.process and node.process.returncode is None]
-        return self._client(self.chance.choice(live))
+        """Of a node that is there; of one that is not sure of itself only when there is no other."""
+        live = [node for node in self.nodes if node.process and node.process.returncode is None]
+        sure = [node for node in live if not node.is_suspect]
+        return self._client(self.chance.choice(sure or live))
+
+    def check(self) -> None:
+        """A witness that died sees nothing: say so at once."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                raise AssertionError("the witness itself failed") from error
+
+    async def settled(self, count: int) -> None:
+        """So many more are settled: what came before is over."""
+        before = len(self.acked)
+
+        def is_over() -> bool:
+            self.check()
+            return len(self.acked) >= before + count
+
+        await until(is_over, f"{count} more acks than {before}", deadline_s=SETTLED_S)
 
     async def _produce(self) -> None:
         while True:
@@ -228,6 +256,7 @@ class Witness:
 
     async def finish(self) -> list[str]:
         """No more is produced; wait until everything that was acknowledged has come and is settled."""
+        self.check()
         for task in self._producers:
             task.cancel()
         await asyncio.gather(*self._producers, return_exceptions=True)
