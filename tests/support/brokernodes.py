@@ -21,7 +21,7 @@ from pathlib import Path
 
 from oncewire.broker.client import BrokerClient
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
-from oncewire.errors import OncewireError
+from oncewire.errors import OncewireError, Unavailable
 from tests.support.up import clean_environ
 from tests.support.wait import until
 
@@ -184,6 +184,8 @@ class Witness:
         """Of a node that is there; of one that is not sure of itself only when there is no other."""
         live = [node for node in self.nodes if node.process and node.process.returncode is None]
         sure = [node for node in live if not node.is_suspect]
+        if not live:
+            raise Unavailable("no node is there")
         return self._client(self.chance.choice(sure or live))
 
     def check(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import stat
 import uuid
 from collections.abc import Iterator
@@ -14,7 +15,10 @@ import pytest
 
 from oncewire import outbox, topology, users
 from oncewire.agent import Context, Effect, Terminate
+from oncewire.broker.engine import Consume, Limits, Settle
+from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.contracts import subjects
+from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, RetryPolicy
 from oncewire.contracts.message import MessageEnvelope, new_message
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
@@ -27,12 +31,15 @@ from oncewire.pipeline.options import Access
 from oncewire.settings import Settings
 from oncewire.topology.model import BUCKET_PREFIX, EVERY, Service, Stream
 from tests.support.access import Guarded, export, guarded
+from tests.support.broker import Reader
+from tests.support.brokerfences import asked
 from tests.support.dlq import QUICK, service
 from tests.support.gateway import guest, new_conversation, node, publish
 from tests.support.outbox import ENQUEUE, drained, postgres
 from tests.support.postgres import shared_postgres
 from tests.support.running import counted, new_agent, run, send, sqlite_in
-from tests.support.wait import until_async, within
+from tests.support.streams import unique
+from tests.support.wait import until, until_async, within
 
 SERVICES = [*sorted(one.name for one in topology.load(settings=Settings()).services), "biller", "teller"]
 JS = "$JS.API."
@@ -192,6 +199,40 @@ async def test_the_gateway_serves_as_its_own_user(place: Guarded) -> None:
         with pytest.raises(NoResponders):
             await client.call(subjects.chat_stop(conversation), b"{}")
         assert gateway.node.stream == "CHAT_EVENTS"
+    assert place.violations[before:] == []
+
+
+async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
+    """Topics, keys, deliveries, a dead letter, a node that hands over and one that dies, deleting: nothing is denied."""
+    before, topic = len(place.violations), unique("served")
+    kept = BrokerEnvelope(idempotency_key="k", retry_policy=RetryPolicy(max_attempts=1))
+    moved = BrokerEnvelope(idempotency_key="m", target_topic=topic)
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def node() -> JetStreamEngine:
+            client = await stack.enter_async_context(place.connect("broker"))
+            engine = await open_jetstream(client, limits=Limits(tick_ms=10), owner_lease_ms=500)
+            stack.push_async_callback(engine.stop)
+            return engine
+
+        first, second = await node(), await node()
+        for name in (topic, f"{topic}-named"):
+            await asked(first.create_topic, "", name, 2)
+        for name, envelope in ((topic, kept), (f"{topic}-named", moved), (topic, None)):
+            answer = await asked(second.produce, "", ProduceBody(topic=name, value="v", envelope=envelope))
+            assert not isinstance(answer, OncewireError), answer
+        reader = Reader()
+        await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000), reader)
+        await until(lambda: len(reader.got) == 3)
+        assert None is await asked(second.settle, "", Settle("nack", topic, "g", 0, reader.got[0].offset, "a"))
+        await first.stop()
+        await second.node.client.close()  # it dies
+        third, reader = await node(), Reader()
+        await asked(third.subscribe, "", Consume(topic, "g", "b", 60_000), reader)
+        await until(lambda: len(reader.got) == 2)
+        assert {"v"} == set(reader.values)
+        assert f"dlq.{topic}" in await asked(third.list_topics, "")
+        assert None is await asked(third.delete_topic, "", topic)
     assert place.violations[before:] == []
 
 

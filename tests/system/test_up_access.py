@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import stat
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from oncewire import users
+from oncewire import BrokerClient, users
+from oncewire.contracts.broker import BrokerEnvelope
 from oncewire.errors import AuthenticationFailed, PermissionDenied
 from oncewire.jetstream import connect
+from oncewire.jetstream.nkeys import ensure_key
 from oncewire.jetstream.protocol import Message
 from tests.support.up import Up, made, oncewire
 
@@ -35,6 +39,21 @@ async def test_nobody_gets_in_without_a_key(closed: Up) -> None:
         await connect(closed.url("nats")).open()
     async with connect(closed.url("nats"), nkey=key(closed, users.DEVELOPER)) as client:
         assert (await client.publish("evt.default.demo.a", b"{}")).sequence
+
+
+async def test_the_broker_serves_as_its_own_user(closed: Up) -> None:
+    """With its own key, not the operator's: it works, and nothing that it tries is denied."""
+    url = next(one["url"] for one in closed.events if one.get("part") == "broker" and "url" in one)
+    async with BrokerClient(url) as client:
+        await client.create_topic("orders", partitions=2)
+        await client.produce("orders", "v", envelope=BrokerEnvelope(idempotency_key="k"))
+        (delivery,) = await client.take("orders", "g", most=1, wait_s=30)
+        await client.nack(client.lease("orders", "g", delivery), "not yet")
+    with urllib.request.urlopen(f"{closed.running.servers['nats'].monitor_url}/connz?auth=1") as answer:
+        connections = json.load(answer)["connections"]
+    is_who = {one["name"]: one["authorized_user"] for one in connections if "name" in one}
+    assert ensure_key(Path(key(closed, "broker"))) == is_who["oncewire broker"]
+    assert "Violation" not in (closed.folder.nats / "server.log").read_text()
 
 
 def test_commands_find_their_key_in_the_data_folder(closed: Up) -> None:

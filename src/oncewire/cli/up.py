@@ -105,7 +105,7 @@ async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: b
         connected("gateway") as for_gateway,
         connected("tokens") as for_chat,
         shown("gateway", _gateway(for_gateway, for_chat, chosen)),
-        shown("broker", _broker(chosen)),
+        shown("broker", _broker(as_user(chosen, nats, "broker"))),
         lakeside.pipeline(chosen, nats, board) if has_pipeline else contextlib.nullcontext(),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))

@@ -19,6 +19,7 @@ from oncewire.broker.jetstream import names
 from oncewire.contracts import topics
 from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client
+from oncewire.jetstream import Entry as Change
 
 WINDOW_MS_MIN: Final = 100
 """The server's own least duplicate window."""
@@ -87,16 +88,22 @@ class Catalog:
             try:
                 async with contextlib.aclosing(self._kv.watch()) as changes:
                     async for change in changes:
-                        tenant, name = names.names_of(change.key)
-                        if change.is_deleted:
-                            self._drop(tenant, name, change.revision)
-                        else:
-                            self._add(listed(change.revision, tenant, name, _decode_entry(change.value)))
+                        self._hear(change)
                         self._seen = max(self._seen, change.revision)
                         self._moved.set()
-            except (OncewireError, msgspec.DecodeError) as error:
+            except OncewireError as error:
                 _log.warning("the list of topics is watched anew: %s", error)
                 await asyncio.sleep(WATCH_AGAIN_S)
+
+    def _hear(self, change: Change) -> None:
+        try:
+            tenant, name = names.names_of(change.key)
+            if change.is_deleted:
+                self._drop(tenant, name, change.revision)
+            else:
+                self._add(listed(change.revision, tenant, name, _decode_entry(change.value)))
+        except (ValueError, msgspec.DecodeError) as error:
+            _log.warning("%r in the list of topics is not the broker's and is left out: %s", change.key, error)
 
     def _add(self, topic: Listed) -> None:
         key = (topic.tenant, topic.name)

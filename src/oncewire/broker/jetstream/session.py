@@ -165,7 +165,11 @@ class Session:
         if is_deleted:
             self._peers.pop(node, None)
         elif known is None or known.revision < revision:
-            lease_s = msgspec.json.decode(value, type=Sign).lease_ms / 1000
+            try:
+                lease_s = msgspec.json.decode(value, type=Sign).lease_ms / 1000
+            except msgspec.DecodeError as error:
+                _log.warning("%r in the list of nodes is not the broker's and is left out: %s", node, error)
+                return
             self._peers[node] = _Peer(revision, lease_s, time.monotonic())
         if is_deleted or known is None:
             self._changed()
