@@ -121,5 +121,19 @@ async def delivers_nothing(url: str) -> list[str]:
         return [f"{one.value!r} was settled, and the stale owner showed it" for one in scene.reader.got]
 
 
+async def settles_no_other(url: str) -> list[str]:
+    """What it settled before it was replaced counts, and counts for nothing that came before."""
+    async with replaced(url, room=3) as scene:
+        assert scene.next is not None
+        assert None is await scene.ack_stale(2)
+        reader = Reader()
+        await asked(scene.next.subscribe, "", Consume(scene.topic, "g", "b", 60_000), reader)
+        await asked(scene.next.produce, "", ProduceBody(topic=scene.topic, value="d"))
+        await until(lambda: "d" in reader.values)
+        return [] if reader.values == ["a", "b", "d"] else [f"its successor showed {reader.values}"]
+
+
 Scene = Callable[[str], Awaitable[list[str]]]
-SCENES: dict[str, Scene] = {scene.__name__: scene for scene in (settles_nothing, stores_nothing, delivers_nothing)}
+SCENES: dict[str, Scene] = {
+    scene.__name__: scene for scene in (settles_nothing, settles_no_other, stores_nothing, delivers_nothing)
+}

@@ -2,9 +2,12 @@
 
 The witness produces through any node, reads through every node, settles through any node, and keeps its own books:
 
-    produced   values that were answered with success: each must come
+    produced   values that were answered with success: each must come, and come again until it is settled
     acked      places that were answered 204: none may come again from a node that holds its session
+    unsure     places whose settlement was answered with "unknown": they may come again or not
     stale      deliveries of what was acked by a node that was stopped or cut off meanwhile: they cannot be settled
+
+At the end all nodes are killed and a new one takes everything over: what is not settled comes then, and only that.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
     def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1, env: str = "dev") -> None:
+        self._kind = (url, lease_ms, env)
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
             "broker_owner_lease_ms": str(lease_ms), "env": env,
@@ -63,6 +67,11 @@ class NodeProcess:
             await self.end()
             raise
         return self
+
+    def like(self) -> NodeProcess:
+        """Another one with its settings."""
+        url, lease_ms, env = self._kind
+        return NodeProcess(url, lease_ms, env=env)
 
     def send(self, number: int) -> None:
         assert self.process is not None
@@ -136,6 +145,7 @@ class Witness:
         self.produced: set[str] = set()
         self.places: dict[str, Place] = {}
         self.acked: set[Place] = set()
+        self.unsure: set[Place] = set()
         self.stale = 0
         self.buried: set[str] = set()
         self.gap_s = 0.0
@@ -250,8 +260,10 @@ class Witness:
                     self.buried.add(delivery.value)
                 else:
                     await settler.ack(lease)
-            except OncewireError:
-                continue  # it comes again, from whoever owns it now
+            except OncewireError as error:
+                if isinstance(error, Unavailable):
+                    self.unsure.add(place)
+                continue  # it comes again, from whoever owns it next
             if was_acked:
                 self.problems.append(f"{place} was settled twice")
             self.acked.add(place)
@@ -263,14 +275,29 @@ class Witness:
             task.cancel()
         await asyncio.gather(*self._producers, return_exceptions=True)
 
-        def is_all_there() -> bool:
-            return self.produced <= self.places.keys() and self._waiting.empty()
-
         with contextlib.suppress(AssertionError):
-            await until(is_all_there, "all values", deadline_s=60.0)
-        missing = self.produced - self.places.keys()
+            await until(lambda: self.produced <= self.places.keys() and self._waiting.empty(), deadline_s=SETTLED_S)
+        await self._replace_all()
+        with contextlib.suppress(AssertionError):
+            await until(lambda: not self._open(), "all settled", deadline_s=SETTLED_S)
+        missing, left = self.produced - self.places.keys(), self._open()
         self.problems += await self._letters()
-        return self.problems + [f"{value} was acknowledged and never came" for value in sorted(missing)[:20]]
+        return [
+            *self.problems,
+            *(f"{value} was acknowledged and never came" for value in sorted(missing)[:20]),
+            *(f"{value} came, was not settled, and came not again" for value in sorted(left - missing)[:20]),
+        ]
+
+    def _open(self) -> set[str]:
+        """Values that are not settled as far as anybody was told."""
+        done = self.acked | self.unsure
+        return {value for value in self.produced if self.places.get(value) not in done}
+
+    async def _replace_all(self) -> None:
+        """Everything is taken over by a node that knows nothing."""
+        last = next(node for node in self.nodes if not node.is_suspect)
+        await asyncio.gather(*(node.end() for node in self.nodes))
+        self.add(await last.like().start())
 
     async def _letters(self) -> list[str]:
         """Each message that was given up has one letter."""

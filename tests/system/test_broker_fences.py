@@ -10,7 +10,7 @@ import pytest
 from oncewire.broker.jetstream import cell, session
 from oncewire.broker.jetstream.takeover import Taker
 from oncewire.contracts import topics
-from tests.support.brokerfences import SCENES, delivers_nothing, settles_nothing, stores_nothing
+from tests.support.brokerfences import SCENES, delivers_nothing, settles_no_other, settles_nothing, stores_nothing
 from tests.support.nats import NatsServer, nats_server
 
 Patch = pytest.MonkeyPatch
@@ -37,6 +37,19 @@ async def test_without_a_record_before_delivering_the_stale_owner_settles(
 
     monkeypatch.setattr(Taker, "_read_records", read_only)
     assert await settles_nothing(server.url)
+
+
+async def test_without_waiting_for_messages_a_settlement_covers_those_before_it(
+    server: NatsServer, monkeypatch: Patch
+) -> None:
+    anew = cell.Cell.begin_anew
+
+    def hasty(self: Any) -> None:
+        anew(self)
+        self.messages.behind = None
+
+    monkeypatch.setattr(cell.Cell, "begin_anew", hasty)
+    assert await settles_no_other(server.url)
 
 
 async def test_without_its_expectation_a_stale_record_lands(server: NatsServer, monkeypatch: Patch) -> None:

@@ -203,7 +203,7 @@ async def test_the_gateway_serves_as_its_own_user(place: Guarded) -> None:
 
 
 async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
-    """Topics, keys, deliveries, a dead letter, a node that hands over and one that dies, deleting: nothing is denied."""
+    """Topics, keys, deliveries, a dead letter, a node that hands over, one that dies, deleting: nothing is denied."""
     before, topic = len(place.violations), unique("served")
     kept = BrokerEnvelope(idempotency_key="k", retry_policy=RetryPolicy(max_attempts=1))
     moved = BrokerEnvelope(idempotency_key="m", target_topic=topic)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from oncewire.broker.idempotency import identity_of
 from oncewire.broker.rules import EXPIRED, bury
 from oncewire.broker.state import LEASED, READY, Flight, Group, Progress, State, Subscriber
 from oncewire.contracts.broker import Delivery
@@ -121,8 +120,6 @@ def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body | Docu
     flight.due_at_ms = now_ms + reader.lease_ms
     if envelope is not None:
         flight.policy = envelope.retry_policy
-        if envelope.idempotency_key:
-            flight.identity = identity_of(envelope.tenant_id, envelope.idempotency_key)
     state.later(flight)
     return Delivery(
         partition=flight.progress.partition.number,

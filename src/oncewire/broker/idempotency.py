@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from hashlib import blake2b
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
+
+from oncewire.broker.engine import Idempotency
 
 ABSENT: Final = 0
 PENDING: Final = 1
@@ -57,6 +59,29 @@ def identity_of(tenant_id: str, key: str) -> bytes:
     """16 bytes that stand for the pair; the length in front keeps ("a", "bc") and ("ab", "c") apart."""
     tenant = tenant_id.encode()
     return blake2b(len(tenant).to_bytes(4, "little") + tenant + key.encode(), digest_size=16).digest()
+
+
+class Holder(NamedTuple):
+    """A delivery, and whose it is."""
+
+    partition: int
+    offset: int
+    owner: str
+
+
+class Claim(NamedTuple):
+    """A step of a worker, by the identity of its key."""
+
+    act: Literal["begin", "success", "failure"]
+    identity: bytes
+    holder: Holder
+    error: str = ""
+
+
+def claim_of(request: Idempotency) -> Claim:
+    identity = identity_of(request.tenant_id, request.idempotency_key)
+    holder = Holder(request.partition, request.offset, request.owner)
+    return Claim(request.act, identity, holder, request.error)
 
 
 class Work:

@@ -187,12 +187,13 @@ def _restore_progress(state: State, kept: ProgressKept) -> None:
 
 
 def settle_in(state: State) -> None:
-    """After the last record of a start: what stood on leases has none now, and what is needed is counted."""
+    """After the last record of a start: what stood on leases of these partitions has none now, and what is needed is
+    counted."""
     for topic in state.topics.values():
         state.hold_again(topic)
         for group in topic.groups.values():
             for work in group.worked.values():
-                if work.status == PENDING:
+                if work.status == PENDING and work.partition in topic.partitions:
                     work.status, work.last_error = FAILED, RESTARTED
             for progress in group.progress:
                 progress.cursor = progress.floor

@@ -37,7 +37,10 @@ from oncewire.broker.idempotency import (
     NAMES,
     PENDING,
     TRANSITIONS,
+    Claim,
+    Holder,
     Work,
+    claim_of,
     identity_of,
 )
 from oncewire.broker.messages import partition_of
@@ -358,7 +361,7 @@ def leave(now_ms: int, subscriber: Subscriber) -> None:
 
 def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     """An ack, a nack or a renewed lease."""
-    flight, refused = _held(state, tenant, request)
+    flight, refused = held(state, tenant, request)
     if flight is None:
         return refused
     if request.act == "ack":
@@ -370,7 +373,7 @@ def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     return _extend(state, now_ms, flight, request.lease_ms)
 
 
-def _held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flight | None, Step]:
+def held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flight | None, Step]:
     """The delivery that the owner speaks of, or why it has none."""
     topic = state.topics.get((tenant, request.topic))
     if topic is None:
@@ -392,15 +395,20 @@ def _ack(state: State, now_ms: int, flight: Flight) -> Step:
     progress = flight.progress
     group = progress.group
     _settling(state, flight)
-    identity = b""
-    if flight.identity:
-        work = group.worked.get(flight.identity)
-        if work is not None and work.status == PENDING and work.offset == flight.offset:
-            identity = flight.identity
     number = progress.partition.number
     topic = group.topic.number
+    identity = _begun(group, flight) if flight.identity else b""
     record = Acked(topic, group.number, number, flight.offset, now_ms, identity, flight.attempts, flight.owner)
     return Step(None, (record,))
+
+
+def _begun(group: Group, flight: Flight) -> bytes:
+    """The key that the ack commits: one that is pending for this message, or whose entry is kept elsewhere."""
+    identity = flight.identity
+    if not group.topic.is_home_of(identity):
+        return identity
+    work = group.worked.get(identity)
+    return identity if work is not None and work.status == PENDING and work.offset == flight.offset else b""
 
 
 def _settling(state: State, flight: Flight) -> None:
@@ -516,16 +524,49 @@ def _letter(held: Body | Document, topic: Topic, flight: Flight, number: int, re
 
 def idempotency(state: State, now_ms: int, tenant: str, request: Idempotency) -> Step:
     """A step for a delivery that the caller holds, by the transition table."""
-    flight, refused = _held(state, tenant, request)
+    flight, refused = held(state, tenant, request)
     if flight is None:
         return refused
-    group = flight.progress.group
-    identity = identity_of(request.tenant_id, request.idempotency_key)
+    claim, group = claim_of(request), flight.progress.group
+    rival = rival_of(now_ms, group, claim)
+    freed = rival if rival is not None and not is_leased(group, rival) else None
+    step = mark(state, now_ms, group, claim, freed)
+    if step.records:
+        note_begun(flight, claim)
+    return step
+
+
+def note_begun(flight: Flight, claim: Claim) -> None:
+    """An ack commits what was begun and is not marked."""
+    if claim.act == "begin":
+        flight.identity = claim.identity
+    elif flight.identity == claim.identity:
+        flight.identity = b""
+
+
+def rival_of(now_ms: int, group: Group, claim: Claim) -> Holder | None:
+    """Another delivery that has begun with the key. It keeps it as long as its owner has the lease."""
+    work = group.worked.get(claim.identity)
+    if work is None or work.status != PENDING or not is_kept(group, work, now_ms):
+        return None
+    is_same = (work.partition, work.offset) == claim.holder[:2]
+    return None if is_same else Holder(work.partition, work.offset, work.owner)
+
+
+def is_leased(group: Group, holder: Holder) -> bool:
+    flight = group.progress[holder.partition].flights.get(holder.offset)
+    return flight is not None and flight.state == LEASED and flight.owner == holder.owner
+
+
+def mark(state: State, now_ms: int, group: Group, claim: Claim, freed: Holder | None) -> Step:
+    """What a step makes of its entry. `freed` is a rival whose lease has ended."""
+    identity, holder = claim.identity, claim.holder
     if (group.number, identity) in state.pending:
-        return Step(ContractViolation(IN_FLIGHT_ELSEWHERE), waits=request.act != "begin")
+        return Step(ContractViolation(IN_FLIGHT_ELSEWHERE), waits=claim.act != "begin")
     work = group.worked.get(identity)
-    before = _status(now_ms, group, work, flight)
-    after = TRANSITIONS.get((before, request.act))
+    rival = rival_of(now_ms, group, claim)
+    before = work.status if work is not None and is_kept(group, work, now_ms) else ABSENT
+    after = TRANSITIONS.get((before if rival in (None, freed) else ELSEWHERE, claim.act))
     if after is None:
         return Step(ContractViolation(IN_FLIGHT_ELSEWHERE))
     last_error = work.last_error if work else ""
@@ -533,38 +574,17 @@ def idempotency(state: State, now_ms: int, tenant: str, request: Idempotency) ->
         return Step(IdempotencyStatus("COMMITTED", last_error))
     if work is None and state.entries + len(state.pending) >= state.limits.idempotency_entries_max:
         return Step(Overloaded("too many idempotency keys are remembered"))
-    if request.act == "failure":
-        last_error = request.error[:ERROR_CHARS_MAX]
-    if request.act == "begin":
-        flight.identity = identity
+    if claim.act == "failure":
+        last_error = claim.error[:ERROR_CHARS_MAX]
     state.pending.add((group.number, identity))
-    record = Marked(
-        group.topic.number,
-        group.number,
-        identity,
-        after,
-        request.owner,
-        request.partition,
-        request.offset,
-        now_ms + state.limits.idempotency_ttl_ms,
-        last_error,
-    )
+    check_at_ms = now_ms + state.limits.idempotency_ttl_ms
+    place = (holder.owner, holder.partition, holder.offset)
+    record = Marked(group.topic.number, group.number, identity, after, *place, check_at_ms, last_error)
     return Step(IdempotencyStatus(NAMES[after], last_error), (record,))
-
-
-def _status(now_ms: int, group: Group, work: Work | None, flight: Flight) -> int:
-    """What an entry is to the holder of this delivery. PENDING counts as long as its owner has the lease."""
-    if work is None or not is_kept(group, work, now_ms):
-        return ABSENT
-    if work.status != PENDING or (work.partition, work.offset) == (flight.progress.partition.number, flight.offset):
-        return work.status
-    other = group.progress[work.partition].flights.get(work.offset)
-    is_leased = other is not None and other.state == LEASED and other.owner == work.owner
-    return ELSEWHERE if is_leased else PENDING
 
 
 def is_kept(group: Group, work: Work, now_ms: int) -> bool:
     """Whether an entry still counts: for its TTL, and COMMITTED as long as its message is held."""
     if work.check_at_ms > now_ms:
         return True
-    return work.status == COMMITTED and group.topic.partitions[work.partition].find(work.offset) >= 0
+    return work.status == COMMITTED and group.topic.holds(work.partition, work.offset)

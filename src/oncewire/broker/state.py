@@ -73,6 +73,9 @@ class Slots(Generic[T]):
     def __getitem__(self, number: int) -> T:
         return self._held[number]
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._held
+
 
 class Flight:
     """A message that a group has been given and has not settled."""
@@ -95,6 +98,7 @@ class Flight:
         self.last_error = ""
         self.policy: RetryPolicy | None = None
         self.identity = b""
+        """Of the key that its worker began with, and has not marked since."""
         self.is_settling = False
 
 
@@ -199,7 +203,7 @@ class Topic:
     """A topic of a tenant."""
 
     __slots__ = (
-        "created_at_ms", "groups", "is_graveyard", "is_leaving", "name", "next_offset", "number", "partitions",
+        "created_at_ms", "gone", "groups", "is_graveyard", "is_leaving", "name", "next_offset", "number", "partitions",
         "readers", "tenant",
     )  # fmt: skip
 
@@ -226,6 +230,21 @@ class Topic:
         self.is_graveyard = False
         """The broker has put dead letters here, so age bounds it."""
         self.is_leaving = False
+        self.gone: dict[int, int] = {}
+        """Of partitions that are not this state's: the last offset that is known to be gone."""
+
+    def home_of(self, identity: bytes) -> int:
+        """The partition in which workers' entries of that key are kept, whatever partition their messages are in."""
+        return int.from_bytes(identity[:8], "big") % len(self.partitions)
+
+    def is_home_of(self, identity: bytes) -> bool:
+        return self.home_of(identity) in self.partitions
+
+    def holds(self, partition: int, offset: int) -> bool:
+        """Whether a message that was stored is still kept."""
+        if partition in self.partitions:
+            return offset > self.partitions[partition].trimmed
+        return offset > self.gone.get(partition, -1)
 
     def find_group(self, number: int) -> Group:
         return next(group for group in self.groups.values() if group.number == number)

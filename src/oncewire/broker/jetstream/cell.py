@@ -26,7 +26,7 @@ import msgspec
 
 from oncewire.broker import rules
 from oncewire.broker.desk import Desk
-from oncewire.broker.engine import Consume, Idempotency, Limits, Produced, Settle, Sink
+from oncewire.broker.engine import Consume, Limits, Produced, Settle, Sink
 from oncewire.broker.image import settle_in
 from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.catalog import Listed
@@ -36,7 +36,7 @@ from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
 from oncewire.contracts import topics
 from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
-from oncewire.contracts.records import SAME_BATCH, Buried, Record, Stored, Trimmed, encode_document
+from oncewire.contracts.records import SAME_BATCH, Acked, Buried, Record, Stored, Trimmed, encode_document
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Overloaded, TooLarge, Unavailable
 from oncewire.jetstream import codes
 from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
@@ -79,6 +79,12 @@ class Home(Protocol):
     def bury(self, cell: Cell, record: Buried, done: Callable[[OncewireError | None], None]) -> None:
         """Store a dead letter where it belongs, once."""
 
+    def commit(self, cell: Cell, record: Acked, done: Callable[[OncewireError | None], None]) -> None:
+        """Mark what a worker began as done, at the partition that keeps its key."""
+
+    def gone_of(self, number: int) -> dict[int, int]:
+        """Of a topic's partitions the last offset that is known to be gone."""
+
     def doubt(self, cell: Cell) -> None:
         """Read again what is stored."""
 
@@ -89,7 +95,8 @@ class Home(Protocol):
 
 
 class CellDesk(Desk):
-    """A desk whose dead letters are taken to their own topic before the settlement is written."""
+    """A desk that does first what a settlement needs elsewhere: a dead letter in its own topic, a worker's key that
+    another partition keeps."""
 
     def __init__(self, cell: Cell) -> None:
         super().__init__(cell.state, packed.encode_for_stream)
@@ -97,7 +104,7 @@ class CellDesk(Desk):
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
         for record in step.records:
-            if type(record) is Buried:
+            if self._is_shipped(record):
                 break
         else:
             super().submit(step, done)
@@ -124,9 +131,14 @@ class CellDesk(Desk):
             super().propose(records)
             self._cell.home.wake(self._cell)
 
+    def _is_shipped(self, record: Record) -> bool:
+        if type(record) is Acked:
+            return bool(record.identity) and not self._cell.held.is_home_of(record.identity)
+        return type(record) is Buried
+
     def _ship(self, records: Sequence[Record], done: Callable[[list[Record], OncewireError | None], None]) -> None:
-        letters = [record for record in records if type(record) is Buried]
-        left = len(letters)
+        shipped = [record for record in records if self._is_shipped(record)]
+        left = len(shipped)
         failure: OncewireError | None = None
 
         def one(error: OncewireError | None) -> None:
@@ -138,12 +150,15 @@ class CellDesk(Desk):
             if failure is None and self._cell.phase is Phase.GONE:
                 failure = self._cell.gone_error()
             if failure is not None:
-                for letter in letters:
-                    self._cell.keep_flying(letter)
+                for record in shipped:
+                    self._cell.keep_flying(record)
             done([_without_letter(record) for record in records], failure)
 
-        for letter in letters:
-            self._cell.home.bury(self._cell, letter, one)
+        for record in shipped:
+            if type(record) is Buried:
+                self._cell.home.bury(self._cell, record, one)
+            elif type(record) is Acked:
+                self._cell.home.commit(self._cell, record, one)
 
 
 def _without_letter(record: Record) -> Record:
@@ -200,6 +215,8 @@ class Cell:
         topic = self.topic
         self.state = State(self.home.limits, encode_document, keeps_graveyards=False)
         self.held = Topic(topic.number, topic.tenant, topic.name, topic.count, topic.at_ms, (self.partition,))
+        self.held.gone = self.home.gone_of(topic.number)
+        self.messages.behind = []  # none is read yet: a settlement says nothing of those before it
         self.state.add_topic(self.held)
         self.desk: Desk = CellDesk(self)
 
@@ -270,9 +287,6 @@ class Cell:
     def settle(self, request: Settle, done: Callable[[Any], None]) -> None:
         self.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
 
-    def idempotency(self, request: Idempotency, done: Callable[[Any], None]) -> None:
-        self.submit(rules.idempotency(self.state, self.home.clock(), self.topic.tenant, request), done)
-
     def enter(self, consume: Consume, done: Callable[[OncewireError | None], None]) -> None:
         self.submit(rules.enter(self.state, self.home.clock(), self.topic.tenant, consume), done)
 
@@ -284,10 +298,11 @@ class Cell:
             self.state.stirred[subscriber.group] = None
             self.home.wake(self)
 
-    def keep_flying(self, letter: Buried) -> None:
-        """Its letter could not be stored: the message stays unsettled and is looked at again."""
-        group = self.state.groups.get(letter.group)
-        flight = group.progress[letter.partition].flights.get(letter.offset) if group else None
+    def keep_flying(self, record: Record) -> None:
+        """What it needs elsewhere could not be done: the message stays unsettled and is looked at again."""
+        assert type(record) is Buried or type(record) is Acked
+        group = self.state.groups.get(record.group)
+        flight = group.progress[record.partition].flights.get(record.offset) if group else None
         if flight is not None and flight.is_settling:
             flight.is_settling = False
             self.state.settling.pop(flight, None)

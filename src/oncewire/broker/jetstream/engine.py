@@ -309,7 +309,7 @@ class JetStreamEngine:
             return ops.Mark(topic.number, step.partition, step)
 
         def local(cell: Cell, told: Callable[[Any], None]) -> None:
-            cell.idempotency(step, told)
+            self.node.keeper.step(cell, step, told)
 
         self._placed(tenant, step.topic, step.partition, request, local, done)
 

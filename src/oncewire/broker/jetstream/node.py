@@ -18,6 +18,7 @@ from oncewire.broker.engine import Consume, Limits
 from oncewire.broker.jetstream import names, ops, packed
 from oncewire.broker.jetstream.catalog import Catalog, Listed
 from oncewire.broker.jetstream.cell import Cell, Phase
+from oncewire.broker.jetstream.keeping import Keeper
 from oncewire.broker.jetstream.link import Link
 from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request, Unsent
 from oncewire.broker.jetstream.readers import Fan, Guest
@@ -75,6 +76,8 @@ class Node:
         self.session = Session(client, lease_ms, self._session_lost, self._session_begun, self._nodes_moved)
         self.link = Link(client, self._on_request, self._on_notice)
         self.taker = Taker(client, lambda name: self.on_step(name))
+        self.keeper = Keeper(self)
+        self.commit, self.gone_of = self.keeper.commit, self.keeper.gone_of
         self.on_step: Callable[[str], None] = _no_step
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fans: dict[int, Fan] = {}
@@ -100,6 +103,7 @@ class Node:
         await self.session.open()
         self._nodes = {self.session.node}
         self.spawn(self._watch_nodes())
+        self.spawn(self.keeper.look_for_gone(self.limits.idempotency_ttl_ms / 1000))
 
     async def stop(self) -> None:
         """Hand over what is ours, in order, then leave."""
@@ -324,7 +328,11 @@ class Node:
         elif isinstance(request, ops.Settling):
             cell.settle(request.settle, done)
         elif isinstance(request, ops.Mark):
-            cell.idempotency(request.step, done)
+            self.keeper.step(cell, request.step, done)
+        elif isinstance(request, ops.Keep):
+            self.keeper.keep(cell, request.group, request.claim, done)
+        elif isinstance(request, ops.Ask):
+            self.keeper.ask(cell, request.group, request.holder, done)
         elif isinstance(request, ops.Letter):
             cell.store_letter(request.identity, request.size, request.body, done)
         elif isinstance(request, ops.Show):
@@ -587,3 +595,4 @@ class Node:
             fan.ended(NotFound(NO_TOPIC))
         for key in [key for key in self._owners if key[0] == topic.number]:
             del self._owners[key]
+        self.keeper.gone.pop(topic.number, None)

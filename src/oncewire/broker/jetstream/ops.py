@@ -21,6 +21,7 @@ from oncewire.broker.engine import (
     Produced,
     Settle,
 )
+from oncewire.broker.idempotency import Claim, Holder
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
 from oncewire.errors import (
     Conflict,
@@ -55,6 +56,24 @@ class Mark(Struct, array_like=True, frozen=True, tag="mark"):
     number: int
     partition: int
     step: Idempotency
+
+
+class Keep(Struct, array_like=True, frozen=True, tag="keep"):
+    """A worker's step, to the partition that keeps its key's entry."""
+
+    number: int
+    partition: int
+    group: str
+    claim: Claim
+
+
+class Ask(Struct, array_like=True, frozen=True, tag="ask"):
+    """Whether a delivery of the partition is leased."""
+
+    number: int
+    partition: int
+    group: str
+    holder: Holder
 
 
 class Letter(Struct, array_like=True, frozen=True, tag="letter"):
@@ -110,14 +129,14 @@ class Shown(Struct, array_like=True, frozen=True):
     groups: tuple[GroupShown, ...]
 
 
-Placed: TypeAlias = Produce | Settling | Mark | Letter | Show | Join
+Placed: TypeAlias = Produce | Settling | Mark | Keep | Ask | Letter | Show | Join
 """Requests to a partition's owner."""
 Request: TypeAlias = Placed | Fetch | Leave
 Notice: TypeAlias = Hint | Detached
 
 VALUES: Final[dict[type, Any]] = {
-    Produce: Produced, Settling: None, Mark: IdempotencyStatus, Letter: None, Show: Shown, Join: str,
-    Fetch: list[Delivery], Leave: None,
+    Produce: Produced, Settling: None, Mark: IdempotencyStatus, Keep: IdempotencyStatus, Ask: bool, Letter: None,
+    Show: Shown, Join: str, Fetch: list[Delivery], Leave: None,
 }  # fmt: skip
 
 

@@ -194,8 +194,8 @@ class Taker:
         if cell.messages.trimmed >= 0:
             cell.trims.append((cell.home.clock(), cell.messages.trimmed))
         if last < cell.loaded_from:
+            cell.load([], is_last=True)
             return
-        cell.messages.behind = []
         first = await self._client.get_batch(
             cell.topic.stream, sequence=cell.loaded_from, subject=cell.subject, count=FIRST_PAGE
         )
