@@ -12,12 +12,16 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
+from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream import cell
 from oncewire.broker.jetstream.engine import JetStreamEngine
 from oncewire.cli.broker import serving
+from oncewire.contracts.records import Acked
 from oncewire.settings import resolve
 
+LATE_S = 0.05
 STEPS = ("lease", "fence", "replay", "taken", "open", "confirmed", "letter", "snapshot", "release")
 
 
@@ -35,6 +39,45 @@ def killed_at(step: str, count: int) -> Callable[[str], None]:
     return on_step
 
 
+def answer_early() -> None:
+    """A produce is answered, and sent a little later."""
+    take_in = cell.Cell._take_in
+
+    def hasty(self: Any, stored: Any, done: Any, topic: str) -> None:
+        done(Produced(topic, stored.partition, 0))
+        asyncio.get_running_loop().call_later(LATE_S, take_in, self, stored, lambda _: None, topic)
+
+    cell.Cell._take_in = hasty  # type: ignore[method-assign]
+
+
+def settle_early() -> None:
+    """An ack is answered, and written a little later."""
+    submit = cell.Cell.submit
+
+    def hasty(self: Any, step: Any, done: Any) -> None:
+        if step.records and type(step.records[0]) is Acked:
+            done(step.answer)
+            asyncio.get_running_loop().call_later(LATE_S, submit, self, step, lambda _: None)
+        else:
+            submit(self, step, done)
+
+    cell.Cell.submit = hasty  # type: ignore[method-assign]
+
+
+def count_early() -> None:
+    """A settlement that is replayed counts before messages are read."""
+    anew = cell.Cell.begin_anew
+
+    def hasty(self: Any) -> None:
+        anew(self)
+        self.messages.behind = None
+
+    cell.Cell.begin_anew = hasty  # type: ignore[method-assign]
+
+
+MUTATIONS = {one.__name__: one for one in (answer_early, settle_early, count_early)}
+
+
 async def main(flags: dict[str, str], step: str, count: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -49,4 +92,6 @@ async def main(flags: dict[str, str], step: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[4]:
+        MUTATIONS[sys.argv[4]]()
     asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.broker_node import STEPS
+from tests.faults.broker_node import MUTATIONS, STEPS
 from tests.support.brokernodes import NodeProcess, Witness
 from tests.support.nats import Cluster, NatsServer, nats_cluster, nats_server
 
@@ -65,6 +65,20 @@ async def test_a_node_killed_at_a_step_loses_and_doubles_nothing(step: str, serv
         for _ in range(TIMES):
             steady = await killed_at(witness, server.url, steady, step, chance)
         assert [] == await witness.finish()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("mutation", MUTATIONS)
+async def test_the_witness_sees_what_is_built_wrongly(mutation: str, server: NatsServer) -> None:
+    steady = await NodeProcess(server.url, LEASE_MS, mutation=mutation).start()
+    witness = Witness(seed=3)
+    async with witness.watching(steady):
+        for count in range(20, 25):
+            victim = await NodeProcess(server.url, LEASE_MS, step="confirmed", count=count, mutation=mutation).start()
+            witness.add(victim)
+            await died(victim)
+            await witness.settled(40)
+        assert await witness.finish()
 
 
 @pytest.fixture

@@ -42,13 +42,15 @@ Place = tuple[int, int]
 class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
-    def __init__(self, url: str, lease_ms: int, *, step: str = "", count: int = 1, env: str = "dev") -> None:
+    def __init__(
+        self, url: str, lease_ms: int, *, step: str = "", count: int = 1, env: str = "dev", mutation: str = ""
+    ) -> None:
         self._kind = (url, lease_ms, env)
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
             "broker_owner_lease_ms": str(lease_ms), "env": env,
         }  # fmt: skip
-        self._words = [json.dumps(flags), step, str(count)]
+        self._words = [json.dumps(flags), step, str(count), mutation]
         self.process: asyncio.subprocess.Process | None = None
         self.url = ""
         self.is_suspect = False
@@ -69,7 +71,7 @@ class NodeProcess:
         return self
 
     def like(self) -> NodeProcess:
-        """Another one with its settings."""
+        """Another one with its settings, built as it should be."""
         url, lease_ms, env = self._kind
         return NodeProcess(url, lease_ms, env=env)
 
