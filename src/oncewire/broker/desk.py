@@ -104,8 +104,7 @@ class Desk:
     def applied(self) -> None:
         """The group is durable: from now on it counts. `answered` must follow."""
         going = self._take_going()
-        for record in going.records:
-            self.state.apply(record)
+        self.state.apply_all(going.records)
         self._answers += going.waiters
 
     def answered(self) -> None:

@@ -62,12 +62,13 @@ class _Turns:
 
 def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
     """Deliver from one partition until nothing is left or nobody takes more; True in the second case."""
-    while (flight := _next_flight(state, progress)) is not None:
-        index = progress.partition.find(flight.offset)
+    partition = progress.partition
+    while (found := _next_flight(state, progress)) is not None:
+        flight, index = found
         if index < 0:
             state.later(flight)  # its message is still being read
             continue
-        held = decode_body(progress.partition.bodies[index])
+        held = decode_body(partition.bodies[index])
         envelope = held.envelope
         if envelope is not None and envelope.deadline is not None and envelope.deadline.timestamp() * 1000 <= now_ms:
             state.counters["expired"] += 1
@@ -82,13 +83,13 @@ def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn:
     return False
 
 
-def _next_flight(state: State, progress: Progress) -> Flight | None:
-    """The lowest offset that is due again, else the next new one."""
+def _next_flight(state: State, progress: Progress) -> tuple[Flight, int] | None:
+    """The lowest offset that is due again, else the next new one; and where its message is held, -1 for nowhere."""
     flights, ready = progress.flights, progress.ready
     while ready:
         flight = flights.get(heappop(ready))
         if flight is not None and flight.state == READY and not flight.is_settling:
-            return flight
+            return flight, progress.partition.find(flight.offset)
     if len(flights) >= state.limits.in_flight_max:
         return None
     offsets, ahead = progress.partition.offsets, progress.ahead
@@ -97,7 +98,7 @@ def _next_flight(state: State, progress: Progress) -> Flight | None:
         offset = progress.cursor = offsets[index]
         if offset not in ahead and offset not in flights:
             flight = flights[offset] = Flight(progress, offset)
-            return flight
+            return flight, index
         index += 1
     return None
 

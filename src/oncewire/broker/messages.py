@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from oncewire.contracts.records import Stored
+
 COMPACT_MIN: Final = 1_024
 _FNV_BASE: Final = 0x811C9DC5
 _FNV_PRIME: Final = 0x01000193
@@ -74,6 +76,19 @@ class Partition:
         self.sizes.append(size)
         self.bodies.append(body)
         self.needed_bytes += size
+
+    def extend(self, records: Sequence[Stored]) -> int:
+        """Many at once, in order; returns their bytes."""
+        if self.behind is not None:
+            self.behind += [(one.offset, one.at_ms, one.size, one.body) for one in records]
+            return sum([one.size for one in records])
+        sizes = [one.size for one in records]
+        self.offsets.extend([one.offset for one in records])
+        self.times.extend([one.at_ms for one in records])
+        self.sizes.extend(sizes)
+        self.bodies += [one.body for one in records]
+        self.needed_bytes += (total := sum(sizes))
+        return total
 
     def load(self, page: Sequence[tuple[int, int, int, bytes]], *, is_last: bool) -> None:
         """Messages that were stored before those behind, in order; the last page lets those follow."""

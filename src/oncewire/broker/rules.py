@@ -90,6 +90,9 @@ class Step(NamedTuple):
     waits: bool = False
 
 
+_FINE: Final = Step(None)
+
+
 # ---- topics
 
 
@@ -155,7 +158,12 @@ def produce(state: State, now_ms: int, tenant: str, body: ProduceBody, decision:
     place = place_of(state.topics, state.counters, tenant, body, decision)
     if isinstance(place, OncewireError):
         return Step(place)
-    return accept(state, now_ms, tenant, body, place, routing_of(decision))
+    if place.topic.is_leaving:
+        return Step(NotFound(f"{NO_TOPIC} (create it first)"), waits=True)
+    answer = accept(state, now_ms, tenant, body, place, routing_of(decision))
+    if type(answer) is Stored:
+        return Step(Produced(body.topic, answer.partition, answer.offset), (answer,))
+    return Step(answer)
 
 
 def expired(now_ms: int, body: ProduceBody) -> ContractViolation | None:
@@ -173,28 +181,25 @@ def routing_of(decision: RoutingDecision | None) -> Routing | None:
 
 def accept(
     state: State, now_ms: int, tenant: str, body: ProduceBody, place: Place[Topic], routing: Routing | None
-) -> Step:
-    """Store a message in its place, unless its key was used or there is no room."""
+) -> Stored | Produced | OncewireError:
+    """What to store of a message in its place, unless its key was used or there is no room."""
     topic, number, envelope = place
-    if topic.is_leaving:
-        return Step(NotFound(f"{NO_TOPIC} (create it first)"), waits=True)
-    identity = b""
+    identity, requested, expires_at_ms = b"", "", 0
     if envelope is not None and envelope.idempotency_key:
-        identity = identity_of(envelope.tenant_id, envelope.idempotency_key)
-        if (gate := _gate(state, now_ms, (tenant, body.topic), identity)) is not None:
+        identity, requested = identity_of(envelope.tenant_id, envelope.idempotency_key), body.topic
+        if (gate := _gate(state, now_ms, (tenant, requested), identity)) is not None:
             state.counters["deduplicated"] += not isinstance(gate, OncewireError)
-            return Step(Produced(body.topic, number, -1, is_duplicate=True) if gate is True else gate)
-    size = _bytes(body.key) + _bytes(body.value)
+            return Produced(requested, number, -1, is_duplicate=True) if isinstance(gate, bool) else gate
+        expires_at_ms = now_ms + state.limits.idempotency_ttl_ms
+    key, value = body.key, body.value
+    size = (len(key) if key.isascii() else len(key.encode())) + (len(value) if value.isascii() else len(value.encode()))
     if (full := _full(state, topic, number, size)) is not None:
         state.counters["refused_full"] += 1
-        return Step(full)
-    expires_at_ms = 0
+        return full
     if identity:
-        expires_at_ms = now_ms + state.limits.idempotency_ttl_ms
-        state.pending.add((tenant, body.topic, identity))
-    held = state.encode_body((body.key, body.value, envelope, routing))
-    record = _reserve(topic, number, now_ms, size, held, identity, body.topic if identity else "", expires_at_ms)
-    return Step(Produced(body.topic, number, record.offset), (record,))
+        state.pending.add((tenant, requested, identity))
+    held = state.encode_body((key, value, envelope, routing))
+    return _reserve(topic, number, now_ms, size, held, identity, requested, expires_at_ms)
 
 
 def take_back(state: State, record: Stored) -> None:
@@ -282,10 +287,6 @@ def _full(state: State, topic: Topic, number: int, size: int) -> BufferFull | No
         return None
     message = f"partition {number} of topic {topic.name!r} is full: {what} is the limit"
     return BufferFull(message, reason=reason, retry_after_s=limits.retry_after_ms / 1000)
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _is_past(deadline: datetime, now_ms: int) -> bool:
@@ -388,7 +389,7 @@ def held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flig
         return None, Step(ContractViolation(NOT_IN_FLIGHT), waits=True)
     if flight.owner != request.owner:
         return None, Step(Conflict("not owner"))
-    return flight, Step(None)
+    return flight, _FINE
 
 
 def _ack(state: State, now_ms: int, flight: Flight) -> Step:

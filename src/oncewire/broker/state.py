@@ -285,6 +285,8 @@ class State:
         self.ended: list[Subscriber] = []
         """Readers of topics that are gone."""
         self.trimmable: dict[tuple[int, int], None] = {}
+        self.moved: dict[Progress, None] = {}
+        """Whose floors moved since it was last counted what is needed; empty outside `apply_all`."""
         # Tentative.
         self.making: dict[tuple[str, str], Topic] = {}
         self.entering: dict[tuple[int, str], GroupMade] = {}
@@ -319,7 +321,7 @@ class State:
 
     def apply(self, record: Record) -> None:
         """Let a record that is on the disk count."""
-        _APPLY[type(record)](self, record)
+        self.apply_all((record,))
 
     def add_topic(self, topic: Topic) -> None:
         self.topics[topic.tenant, topic.name] = topic
@@ -341,7 +343,14 @@ class State:
                 partition.hold_from(min(group.progress[partition.number].floor for group in holders))
                 self.look_to_trim(topic, partition)
 
-    def moved(self, progress: Progress) -> None:
+    def apply_all(self, records: Iterable[Record]) -> None:
+        """Let records count that became durable together."""
+        for record in records:
+            _APPLY[type(record)](self, record)
+        while self.moved:
+            self._move(self.moved.popitem()[0])
+
+    def _move(self, progress: Progress) -> None:
         """A floor moved: what no group needs any more is counted as settled."""
         partition, topic = progress.partition, progress.group.topic
         holders = topic.holders() if len(topic.groups) > 1 else ()
@@ -363,6 +372,32 @@ class State:
         topic.next_offset = max(topic.next_offset, record.offset + 1)
         for group in topic.readers:
             self.stir(group, record.partition)
+
+    def store_all(self, topic: Topic, records: list[Stored]) -> None:
+        """What `apply` does with messages of one partition, all at once."""
+        if not records:
+            return
+        partition = topic.partitions[records[0].partition]
+        size = partition.extend(records)
+        partition.reserved = max(0, partition.reserved - len(records))
+        partition.reserved_bytes = max(0, partition.reserved_bytes - size)
+        topic.next_offset = max(topic.next_offset, records[-1].offset + 1)
+        for group in topic.readers:
+            self.stir(group, partition.number)
+        self.counters["produced"] += len(records)
+        self.counters["produced_bytes"] += size
+        for record in records:
+            if record.requested:
+                self.remember(topic, record)
+
+    def remember(self, topic: Topic, record: Stored) -> None:
+        """The idempotency entry of a producer."""
+        key = (topic.tenant, record.requested)
+        entries = self.produced.setdefault(key, Produced())
+        self.entries += record.identity not in entries
+        entries[record.identity] = record.expires_at_ms
+        entries.move_to_end(record.identity)
+        self.pending.discard((*key, record.identity))
 
 
 def _topic_made(state: State, record: TopicMade) -> None:
@@ -405,12 +440,7 @@ def _stored(state: State, record: Stored) -> None:
     state.counters["produced"] += 1
     state.counters["produced_bytes"] += record.size
     if record.requested:
-        key = (topic.tenant, record.requested)
-        entries = state.produced.setdefault(key, Produced())
-        state.entries += record.identity not in entries
-        entries[record.identity] = record.expires_at_ms
-        entries.move_to_end(record.identity)
-        state.pending.discard((*key, record.identity))
+        state.remember(topic, record)
 
 
 def _settle(state: State, group: Group, partition: int, offset: int) -> None:
@@ -419,7 +449,7 @@ def _settle(state: State, group: Group, partition: int, offset: int) -> None:
     if flight is not None:
         state.settling.pop(flight, None)
     if progress.settle(offset):
-        state.moved(progress)
+        state.moved[progress] = None
     if group.subscribers:
         state.stir(group, partition)
 

@@ -5,10 +5,11 @@
        ▼          ▼          ▼
       GONE ◄──────┴──────────┘    taken by another node, deleted, or the session ended; through LEAVING when in order
 
-A commit is what the desk cut: messages go to the topic's stream, all else as one packed record to the stream of
-records, and it counts when both are confirmed. Messages carry the fence, so that none of them can land behind a
-successor's back; a packed record expects the record before it, so that a stale owner settles nothing. A message's
-offset is the sequence that the server gave it.
+Two ways lead to the server, and neither waits for the other: messages go to the topic's stream (intake.py), all else
+that the desk cuts as one packed record to the stream of records. Each counts when it is confirmed. Messages carry the
+fence, so that none of them can land behind a successor's back; a packed record expects the record before it, so that a
+stale owner settles nothing. A message's offset is the sequence that the server gave it. When a commit fails on either
+way nothing new begins; once all that was sent is answered or given up, the streams are read again.
 
 Nothing is delivered unless the node's session holds on its monotonic clock at that moment.
 """
@@ -28,18 +29,26 @@ from oncewire.broker import rules
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Limits, Produced, Settle, Sink
 from oncewire.broker.image import settle_in
-from oncewire.broker.jetstream import names, packed
+from oncewire.broker.jetstream import packed
 from oncewire.broker.jetstream.catalog import Listed
-from oncewire.broker.jetstream.sending import Frame, Outlet, Sending, expect, fence, header_of, is_fenced
+from oncewire.broker.jetstream.intake import Intake
+from oncewire.broker.jetstream.sending import (
+    Frame,
+    Outlet,
+    Sending,
+    expect,
+    fence,
+    for_clients,
+    header_of,
+    unknown,
+)
 from oncewire.broker.rules import Place, Step
 from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
 from oncewire.contracts import topics
 from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
 from oncewire.contracts.records import SAME_BATCH, Acked, Buried, Record, Stored, Trimmed, encode_document
-from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Overloaded, TooLarge, Unavailable
-from oncewire.jetstream import codes
-from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
+from oncewire.errors import NotFound, OncewireError, Overloaded, TooLarge, Unavailable
 
 SNAPSHOT_RECORDS: Final = 20_000
 """Records after which a snapshot is due, besides as many as the last snapshot held."""
@@ -99,14 +108,11 @@ class CellDesk(Desk):
     another partition keeps."""
 
     def __init__(self, cell: Cell) -> None:
-        super().__init__(cell.state, packed.encode_for_stream)
+        super().__init__(cell.state, packed.encode_record)
         self._cell = cell
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
-        for record in step.records:
-            if self._is_shipped(record):
-                break
-        else:
+        if not any(map(self._is_shipped, step.records)):
             super().submit(step, done)
             return
 
@@ -133,7 +139,7 @@ class CellDesk(Desk):
 
     def _is_shipped(self, record: Record) -> bool:
         if type(record) is Acked:
-            return bool(record.identity) and not self._cell.held.is_home_of(record.identity)
+            return record.identity != b"" and not self._cell.held.is_home_of(record.identity)
         return type(record) is Buried
 
     def _ship(self, records: Sequence[Record], done: Callable[[list[Record], OncewireError | None], None]) -> None:
@@ -179,7 +185,7 @@ class Cell:
         self.subject = f"{topic.prefix}.{partition}"
         self.fence_subject = f"{self.subject}.fence"
         self.records_subject = topics.records_of(topic.number, partition)
-        self._subject = self.subject.encode()
+        self.subject_raw = self.subject.encode()
         self._records_subject = self.records_subject.encode()
         self.phase = Phase.OPENING
         self.loss = ""
@@ -199,13 +205,13 @@ class Cell:
         self.trims: deque[tuple[int, int]] = deque()
         """When a trimmed message was stored, and its offset: it is purged once its key may be used again."""
         self.on_gone: list[Callable[[], None]] = []
-        self._message_head = self._plain_header = b""
-        self._going_left = 0
-        self._sendings: list[Sending] = []
+        self.message_head = self.plain_header = b""
         self._error: OncewireError | None = None
-        self._is_uncertain = False
-        self._stored: list[Stored] = []
-        self._numbers = {topic.name: topic.number}
+        """Of the first commit that failed, until all others have ended too."""
+        self._is_recording = False
+        self._is_unsure = False
+        """Whether a packed record whose commit failed may be stored."""
+        self.numbers = {topic.name: topic.number}
         """Of the topics that producers named."""
         self.begin_anew()
         self.set_fence(0)
@@ -219,6 +225,7 @@ class Cell:
         self.messages.behind = []  # none is read yet: a settlement says nothing of those before it
         self.state.add_topic(self.held)
         self.desk: Desk = CellDesk(self)
+        self.intake = Intake(self)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -230,8 +237,8 @@ class Cell:
 
     def set_fence(self, sequence: int) -> None:
         self.fence = sequence
-        self._message_head = fence(sequence, self.fence_subject)
-        self._plain_header = header_of(self._message_head)
+        self.message_head = fence(sequence, self.fence_subject)
+        self.plain_header = header_of(self.message_head)
 
     # ---- requests
 
@@ -258,22 +265,21 @@ class Cell:
         done: Callable[[Produced | OncewireError], None],
     ) -> None:
         """`requested` is the number of the topic that the producer named, 0 when there is none."""
-        if self.desk.is_full:
+        if self.intake.is_full:
             done(Overloaded("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000))
             return
-        self._numbers[body.topic] = requested
         place = Place(self.held, self.partition, envelope)
-        step = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, place, routing)
-        if not step.records:
-            self.submit(step, done)
+        stored = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, place, routing)
+        if not isinstance(stored, Stored):
+            done(stored)
             return
-        (stored,) = step.records
-        assert type(stored) is Stored
         if len(stored.body) + HEADER_RESERVE > self.home.outlet.connection.server.max_payload:
             rules.take_back(self.state, stored)
             done(TooLarge(f"the message has {len(stored.body)} bytes as stored, more than the NATS server takes"))
             return
-        self.submit(Step(stored, step.records), partial(_answer_produced, done, body.topic))
+        if stored.identity:
+            self.numbers[body.topic] = requested
+        self._take_in(stored, done, body.topic)
 
     def store_letter(self, identity: bytes, size: int, body: bytes, done: Callable[[Any], None]) -> None:
         """A dead letter of another topic: no limit holds it up."""
@@ -282,7 +288,11 @@ class Cell:
         messages = self.messages
         messages.reserved += 1
         messages.reserved_bytes += size
-        self.submit(Step(None, (stored,)), done)
+        self._take_in(stored, partial(_answer_letter, done), self.topic.name)
+
+    def _take_in(self, stored: Stored, done: Callable[[Produced | OncewireError], None], topic: str) -> None:
+        self.intake.add(stored, done, topic)
+        self.home.wake(self)
 
     def settle(self, request: Settle, done: Callable[[Any], None]) -> None:
         self.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
@@ -312,9 +322,9 @@ class Cell:
 
     def look(self) -> None:
         """Send what waits, deliver what can be delivered."""
-        self._go()
+        self.go()
         self.hand_out()
-        self._go()
+        self.go()
 
     def hand_out(self) -> None:
         if self.phase is Phase.OPEN and self.home.is_held:
@@ -326,134 +336,90 @@ class Cell:
             self._purge(now_ms)
             self.look()
 
-    def _go(self) -> None:
-        if self.phase not in (Phase.OPEN, Phase.LEAVING) or not self.desk.can_cut or self._going_left:
-            return
-        encoded = self.desk.cut()
-        messages: list[Frame] = []
-        records: list[bytes] = []
-        stored: list[Stored] = []
-        subject, plain = self._subject, self._plain_header
-        for record, payload in zip(self.desk.going, encoded, strict=True):
-            if type(record) is Stored:
-                messages.append((subject, self._header_of(record) if record.identity else plain, payload))
-                stored.append(record)
-            else:
-                records.append(payload)
-        self._stored = stored
-        self._error = None
-        self._is_uncertain = False
-        self._sendings = []
-        self._going_left = 1
-        if records:
-            self._send_records(records)
-        if messages:
-            self._send_messages(messages, 0)
-        self._part_ended()
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits and nothing is on its way."""
+        return self.desk.is_idle and self.intake.is_idle
 
-    def _header_of(self, record: Stored) -> bytes:
-        if record.requested:
-            name = names.message_id(self._numbers[record.requested], record.requested, record.identity)
-        else:
-            name = names.letter_id(record.identity)
-        return header_of(self._message_head + f"Nats-Msg-Id: {name}\r\n".encode())
+    @property
+    def may_send(self) -> bool:
+        return self.phase is Phase.OPEN or self.phase is Phase.LEAVING
 
-    def _send_records(self, encoded: list[bytes]) -> None:
-        groups = packed.groups_of(self.state, self.desk.going)
+    def go(self) -> None:
+        """Send what waits, as far as it may go."""
+        if self.may_send:
+            self.intake.go()
+        if self.may_send and self.desk.can_cut:
+            self._record()
+
+    def _record(self) -> None:
+        encoded, groups = self.desk.cut(), packed.groups_of(self.state, self.desk.going)
         frames: list[Frame] = []
-        after = self.record_sequence
         for run in packed.split(encoded):
-            head, before = (header_of(expect(after)), after) if not frames else (b"", SAME_BATCH)
-            frames.append((self._records_subject, head, packed.pack(self.node, before, groups, run, self.topic)))
-        self._going_left += 1
-        self._begin(frames, self._records_sent, is_batch=len(frames) > 1)
-
-    def _send_messages(self, frames: list[Frame], first: int, *, is_batch: bool | None = None) -> None:
-        """At most a batch at a time, one behind the other, so that a fence stops all that follow."""
-        self._going_left += 1
-        part = frames[first : first + BATCH_MESSAGES_MAX]
-
-        def sent(sending: Sending) -> None:
-            if sending.error is not None and sending.error.server_code == codes.BATCH_DUPLICATE:
-                self._send_messages(frames, first, is_batch=False)
-            else:
-                self._sendings.append(sending)
-                if sending.error is None and first + len(part) < len(frames):
-                    self._send_messages(frames, first + len(part))
-                self._note(sending)
-            self._part_ended()
-
-        self._begin(part, sent, is_batch=is_batch)
-
-    def _begin(self, frames: list[Frame], done: Callable[[Sending], None], *, is_batch: bool | None) -> None:
-        failed = self.home.outlet.send(frames, done, is_batch=is_batch, guard=self._message_head)
+            after = SAME_BATCH if frames else self.record_sequence
+            head = b"" if frames else header_of(expect(after))
+            frames.append((head, packed.pack(self.node, after, groups, run, self.topic)))
+        self._is_recording = True
+        is_batch = len(frames) > 1
+        failed = self.home.outlet.send(self._records_subject, frames, self._recorded, is_batch=is_batch)
         if isinstance(failed, OncewireError):
-            self._error = failed
-            self._part_ended()
+            self._record_failed(failed, is_unsure=False)
 
-    def _records_sent(self, sending: Sending) -> None:
-        if sending.error is None:
-            self.record_sequence = sending.sequences[-1]
-        self._note(sending)
-        self._part_ended()
-
-    def _note(self, sending: Sending) -> None:
-        self._error = self._error or sending.error
-        self._is_uncertain |= not sending.is_nothing_stored
-
-    def _part_ended(self) -> None:
-        self._going_left -= 1
-        if self._going_left or self.phase is Phase.GONE:
+    def _recorded(self, sending: Sending) -> None:
+        if self.phase is Phase.GONE:
             return
-        if self._error is not None:
-            self._commit_failed(self._error)
-        else:
-            self._committed()
-
-    def _committed(self) -> None:
-        desk = self.desk
+        if sending.error is not None:
+            self._record_failed(sending.error, is_unsure=not sending.is_nothing_stored)
+            return
+        desk, self._is_recording = self.desk, False
+        self.record_sequence = sending.sequences[-1]
         self.home.on_step("confirmed")
-        self._give_offsets()
         trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
         self.records_since += len(desk.going)
         desk.applied()
         self.trims.extend((at_ms, record.offset) for record, at_ms in trimmed)
         if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
             self.home.snapshot(self)
-        self._go()
+        self.go()
         desk.answered()
-        self.hand_out()
-        self._go()
+        self.look()
+        self.settle_down()
 
-    def _give_offsets(self) -> None:
-        """Each message has the sequence that the server gave it; one that stood there already is taken back."""
-        first = 0
-        for sending in self._sendings:
-            part = self._stored[first : first + len(sending.sequences)]
-            first += len(part)
-            for record, sequence in zip(part, sending.sequences, strict=True):
-                record.offset = sequence - 1
-            for at in sending.duplicates:
-                part[at].offset = -1
-                rules.take_back(self.state, part[at])
-            self.message_sequence = max(self.message_sequence, *sending.sequences)
-        if any(sending.duplicates for sending in self._sendings):
-            self.desk.going[:] = [one for one in self.desk.going if type(one) is not Stored or one.offset >= 0]
+    def _record_failed(self, error: OncewireError, *, is_unsure: bool) -> None:
+        self._is_recording, self._is_unsure = False, is_unsure
+        self.fail(error)
+        self.settle_down()
 
     def _stored_at(self, record: Trimmed) -> int:
         index = self.messages.find(record.offset)
         return self.messages.times[index] if index >= 0 else self.home.clock()
 
-    def _commit_failed(self, error: OncewireError) -> None:
-        """Nothing counts before the streams were read again."""
-        told = error
-        if is_fenced(error):
-            told = Unavailable("another node has taken this partition: try again", retry_after_s=0.1)
-        if self._is_uncertain:
-            told = OutcomeUnknown(f"outcome unknown: {error.message}", retry_after_s=1.0)
-        self.phase = Phase.DOUBTING
-        self.desk.failed(told)
+    def fail(self, error: OncewireError) -> None:
+        """A commit failed: nothing new begins, and nothing counts before the streams were read again."""
+        if self.phase is not Phase.GONE:
+            self.phase = Phase.DOUBTING
+            self._error = self._error or for_clients(error)
+
+    def settle_down(self) -> None:
+        """Once nothing is on its way any more, tell those who waited, and read."""
+        error = self._error
+        if error is None or self.phase is not Phase.DOUBTING or self._is_recording or not self.intake.is_still:
+            return
+        self._error = None
+        self.state.counters["commits_failed"] += self.desk.is_idle
+        self._tell_all(error)
         self.home.doubt(self)
+
+    def _tell_all(self, error: OncewireError) -> None:
+        """All that waits and all that is on its way has failed."""
+        is_unsure, self._is_unsure = self._is_unsure or self._is_recording, False
+        self._is_recording = False
+        self.state.forget_tentative()
+        self.intake.fail(error)
+        if not self.desk.is_idle:
+            if self.desk.can_cut:
+                self.desk.cut()
+            self.desk.failed(unknown(error) if is_unsure else error)
 
     # ---- life
 
@@ -480,22 +446,12 @@ class Cell:
         """Not ours any more. Those who wait are told; readers look for the new owner."""
         if self.phase is Phase.GONE:
             return
-        was_open, self.phase, self.loss = self.phase in (Phase.OPEN, Phase.LEAVING), Phase.GONE, why
+        was_open, self.phase, self.loss = self.phase is not Phase.OPENING, Phase.GONE, why
         if was_open:
-            self._tell_all()
+            self._tell_all(self.gone_error())
         for told in self.on_gone:
             told()
         self.on_gone.clear()
-
-    def _tell_all(self) -> None:
-        error = self.gone_error()
-        if self._going_left:
-            self._going_left = 0
-            unknown = OutcomeUnknown(f"outcome unknown: {error.message}", retry_after_s=1.0)
-            self.desk.failed(error if isinstance(error, NotFound) else unknown)
-        elif not self.desk.is_idle:
-            self.desk.cut()
-            self.desk.failed(error)
 
     def _purge(self, now_ms: int) -> None:
         """Nothing younger than the TTL of keys goes: the server would forget them."""
@@ -506,10 +462,5 @@ class Cell:
             self.home.purge(self, last + 2)
 
 
-def _answer_produced(
-    done: Callable[[Produced | OncewireError], None], topic: str, answer: Stored | OncewireError
-) -> None:
-    if isinstance(answer, OncewireError):
-        done(answer)
-    else:
-        done(Produced(topic, answer.partition, answer.offset, answer.offset < 0))
+def _answer_letter(done: Callable[[Any], None], answer: Produced | OncewireError) -> None:
+    done(answer if isinstance(answer, OncewireError) else None)

@@ -527,7 +527,7 @@ class Node:
             return
         cell.phase = Phase.LEAVING
         cell.look()
-        while cell.phase is Phase.LEAVING and not cell.desk.is_idle:  # noqa: ASYNC110 - rare, and short
+        while cell.phase is Phase.LEAVING and not cell.is_idle:  # noqa: ASYNC110 - rare, and short
             await asyncio.sleep(STEP_S)
         if cell.phase is not Phase.LEAVING:
             return

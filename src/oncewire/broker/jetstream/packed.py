@@ -26,7 +26,6 @@ from oncewire.contracts.records import (
     Packed,
     Record,
     Retried,
-    Stored,
     decode_kept,
     encode,
 )
@@ -35,11 +34,6 @@ PART_BYTES_MAX: Final = 256 << 10
 """Of a packed record or a part of a snapshot; well below what any server takes."""
 
 encode_record = msgspec.json.Encoder().encode
-
-
-def encode_for_stream(record: Record) -> bytes:
-    """A message is stored as its body, everything else as a part of a packed record."""
-    return record.body if type(record) is Stored else encode_record(record)
 
 
 class Named(Protocol):
@@ -81,6 +75,8 @@ def groups_of(state: State, records: Sequence[Record]) -> dict[int, str]:
 
 def split(encoded: list[bytes]) -> list[list[bytes]]:
     """In runs that fit into a message each."""
+    if sum(map(len, encoded)) + len(encoded) <= PART_BYTES_MAX:
+        return [encoded]
     runs: list[list[bytes]] = [[]]
     size = 0
     for one in encoded:

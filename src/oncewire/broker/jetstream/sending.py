@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from oncewire.errors import OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
+from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.protocol import Message
@@ -30,8 +30,8 @@ _LEARN_FROM: Final = 8
 _LEARN: Final = 0.2
 _FORGET: Final = 0.998
 
-Frame = tuple[bytes, bytes, bytes]
-"""Subject, header, payload."""
+Frame = tuple[bytes, bytes]
+"""Header and payload."""
 
 
 def header_of(lines: bytes) -> bytes:
@@ -98,27 +98,27 @@ class Sending:
     def is_nothing_stored(self) -> bool:
         return self.refused == len(self.sequences)
 
-    def begin(self, frames: Sequence[Frame], guard: bytes) -> bytes:
+    def begin(self, subject: bytes, frames: Sequence[Frame], guard: bytes) -> bytes:
         connection = self._outlet.connection
         self._base = base = connection.take_numbers(len(frames))
         if self._is_batch:
             connection.replies[base] = connection.replies[base + len(frames) - 1] = self._on_batch
-            return self._batch(frames, guard)
+            return self._batch(subject, frames, guard)
         connection.replies.update(dict.fromkeys(range(base, base + len(frames)), self._on_reply))
-        inbox, encode = connection.inbox, protocol.encode_pub
+        head = b"HPUB %b %b" % (subject, connection.inbox)
         return b"".join(
             [
-                encode(subject, b"%b%d" % (inbox, number), payload, header)
-                for number, (subject, header, payload) in enumerate(frames, base)
+                b"%b%d %d %d\r\n%b%b\r\n" % (head, number, len(header), len(header) + len(payload), header, payload)
+                for number, (header, payload) in enumerate(frames, base)
             ]
         )
 
-    def _batch(self, frames: Sequence[Frame], guard: bytes) -> bytes:
+    def _batch(self, subject: bytes, frames: Sequence[Frame], guard: bytes) -> bytes:
         """All or nothing, so the first one's guard is enough; a second expectation would be refused."""
         name, last = secrets.token_hex(12), len(frames) - 1
         connection = self._outlet.connection
         parts: list[bytes] = []
-        for at, (subject, header, payload) in enumerate(frames):
+        for at, (header, payload) in enumerate(frames):
             if at and guard:
                 header = header.replace(guard, b"")
             lines = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b\r\n" % (
@@ -207,24 +207,27 @@ class Outlet:
     def is_clustered(self) -> bool:
         return bool(self.connection.server.cluster)
 
+    def wants_batch(self, count: int) -> bool:
+        """Whether so many messages should go as one batch."""
+        return self.pace.wants_batch(count, is_clustered=self.is_clustered)
+
     def send(
         self,
+        subject: bytes,
         frames: Sequence[Frame],
         done: Callable[[Sending], None],
         *,
-        is_batch: bool | None = None,
+        is_batch: bool,
         guard: bytes = b"",
     ) -> Sending | OncewireError:
-        """Begin; an error when nothing went out. At most BATCH_MESSAGES_MAX at a time. `guard` is what all expect."""
+        """Begin; an error when nothing went out. At most BATCH_MESSAGES_MAX at a time, singles each with a header.
+        `guard` is what all expect."""
         assert 0 < len(frames) <= BATCH_MESSAGES_MAX
         if not self.connection.takes_requests:
             return Unavailable("the broker is not connected to NATS", retry_after_s=1.0)
-        count = len(frames)
-        if is_batch is None:
-            is_batch = self.pace.wants_batch(count, is_clustered=self.is_clustered)
-        sending = Sending(self, count, is_batch, done)
+        sending = Sending(self, len(frames), is_batch, done)
         try:
-            self.connection.write(sending.begin(frames, guard))
+            self.connection.write(sending.begin(subject, frames, guard))
         except OncewireError as error:
             return error
         self._open[sending] = None
@@ -260,6 +263,15 @@ class Outlet:
         return len(self._open)
 
 
-def is_fenced(error: OncewireError | None) -> bool:
-    """Somebody else wrote where only we may."""
-    return error is not None and error.server_code in (codes.WRONG_LAST_SEQUENCE, codes.WRONG_LAST_NOW)
+def for_clients(error: OncewireError) -> OncewireError:
+    """A conflict is between owners: somebody else wrote where only we may. Clients only have to try again."""
+    if error.server_code in (codes.WRONG_LAST_SEQUENCE, codes.WRONG_LAST_NOW):
+        return Unavailable("another node has taken this partition: try again", retry_after_s=0.1)
+    return error
+
+
+def unknown(error: OncewireError) -> OncewireError:
+    """It may be stored. What has no topic any more is gone all the same."""
+    return (
+        error if isinstance(error, NotFound) else OutcomeUnknown(f"outcome unknown: {error.message}", retry_after_s=1.0)
+    )

@@ -177,8 +177,7 @@ class Taker:
                 )
             if cell.phase is Phase.DOUBTING and record.owner != cell.node:
                 raise Conflict(f"node {record.owner} has taken {cell.records_subject}")
-            for each in record.records:
-                cell.state.apply(each)
+            cell.state.apply_all(record.records)
             cell.records_since += len(record.records)
             cell.record_sequence = one.sequence
             if one.sequence >= last:

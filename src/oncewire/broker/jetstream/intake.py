@@ -1,0 +1,173 @@
+"""Messages on their way into their topic's stream, at the owner of their partition.
+
+    add → (wait) → sent as a group → confirmed: they count, in the order of the stream → answered
+
+Two groups may be on their way, so that the server stores one while the other is made; only one in a cluster, and where
+it goes as a batch. Groups count in the order in which they were sent. When one fails, those behind it do not count
+either, whatever became of them: an earlier message may stand in the stream, and what is stored is read there
+(takeover.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from oncewire.broker import rules
+from oncewire.broker.engine import Produced
+from oncewire.broker.jetstream import names
+from oncewire.broker.jetstream.sending import Sending, for_clients, header_of, unknown
+from oncewire.contracts.records import Stored
+from oncewire.errors import OncewireError, OutcomeUnknown, Unavailable
+from oncewire.jetstream import codes
+from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
+
+if TYPE_CHECKING:
+    from oncewire.broker.jetstream.cell import Cell
+
+GROUPS_MAX: Final = 2
+
+Done = Callable[[Produced | OncewireError], None]
+
+
+class _Group:
+    """Messages that were sent together, and who waits for them under which topic's name."""
+
+    __slots__ = ("error", "is_batch", "is_over", "records", "sending", "told")
+
+    def __init__(self, records: list[Stored], told: list[tuple[Done, str]], is_batch: bool) -> None:
+        self.records = records
+        self.told = told
+        self.is_batch = is_batch
+        self.sending: Sending | None = None
+        self.error: OncewireError | None = None
+        self.is_over = False
+
+    def fail(self, error: OncewireError) -> None:
+        """Tell that it is not stored, or that nobody knows."""
+        if not self.is_over or (self.sending is not None and not self.sending.is_nothing_stored):
+            error = unknown(error)
+        for done, _ in self.told:
+            done(error)
+
+
+class Intake:
+    """See the module's head."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._waiting: list[Stored] = []
+        self._told: list[tuple[Done, str]] = []
+        self._bytes = 0
+        self._going: deque[_Group] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= self._cell.home.limits.commit_bytes_max
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._going and not self._waiting
+
+    @property
+    def is_still(self) -> bool:
+        """Of all that was sent it is known what became of it, or that nobody knows."""
+        return all(group.is_over for group in self._going)
+
+    def add(self, record: Stored, done: Done, topic: str) -> None:
+        """`topic` is the one that the producer named."""
+        self._waiting.append(record)
+        self._told.append((done, topic))
+        self._bytes += record.size
+
+    # ---- there
+
+    def go(self) -> None:
+        """Send what waits."""
+        cell, outlet, going = self._cell, self._cell.home.outlet, self._going
+        while self._waiting and cell.may_send:
+            if going and (going[-1].is_batch or len(going) == GROUPS_MAX or outlet.is_clustered):
+                return
+            is_batch = outlet.wants_batch(min(len(self._waiting), BATCH_MESSAGES_MAX))
+            if is_batch and going:
+                return
+            group = _Group(self._waiting[:BATCH_MESSAGES_MAX], self._told[:BATCH_MESSAGES_MAX], is_batch)
+            del self._waiting[:BATCH_MESSAGES_MAX], self._told[:BATCH_MESSAGES_MAX]
+            self._bytes = sum(one.size for one in self._waiting) if self._waiting else 0
+            going.append(group)
+            self._send(group)
+
+    def _send(self, group: _Group) -> None:
+        cell, plain = self._cell, self._cell.plain_header
+        frames = [(self._header_of(one) if one.identity else plain, one.body) for one in group.records]
+        sent = partial(self._sent, group)
+        failed = cell.home.outlet.send(cell.subject_raw, frames, sent, is_batch=group.is_batch, guard=cell.message_head)
+        if isinstance(failed, OncewireError):
+            group.error, group.is_over = failed, True
+            self._ended()
+
+    def _header_of(self, record: Stored) -> bytes:
+        if record.requested:
+            number = self._cell.numbers[record.requested]
+            name = names.message_id(number, record.requested, record.identity)
+        else:
+            name = names.letter_id(record.identity)
+        return header_of(self._cell.message_head + f"Nats-Msg-Id: {name}\r\n".encode())
+
+    # ---- and back
+
+    def _sent(self, group: _Group, sending: Sending) -> None:
+        error = sending.error
+        if error is not None and error.server_code == codes.BATCH_DUPLICATE and group in self._going:
+            group.is_batch = False  # nothing of it is stored: one by one it turns out which stands there already
+            self._send(group)
+            return
+        group.sending, group.error, group.is_over = sending, error, True
+        self._ended()
+
+    def _ended(self) -> None:
+        going = self._going
+        while going and going[0].is_over and going[0].error is None:
+            self._count_in(going.popleft())
+        if going and going[0].is_over and going[0].error is not None:
+            self._cell.fail(going[0].error)
+        self._cell.settle_down()
+
+    def _count_in(self, group: _Group) -> None:
+        cell, sending, records = self._cell, group.sending, group.records
+        assert sending is not None
+        cell.home.on_step("confirmed")
+        for record, sequence in zip(records, sending.sequences, strict=True):
+            record.offset = sequence - 1
+        cell.message_sequence = max(cell.message_sequence, max(sending.sequences))
+        if sending.duplicates:
+            for at in sending.duplicates:
+                records[at].offset = -1
+                rules.take_back(cell.state, records[at])
+            cell.state.store_all(cell.held, [one for one in records if one.offset >= 0])
+        else:
+            cell.state.store_all(cell.held, records)
+        cell.go()
+        partition = cell.partition
+        for (done, topic), record in zip(group.told, records, strict=True):
+            done(Produced(topic, partition, record.offset, record.offset < 0))
+        cell.look()
+
+    # ---- when it goes wrong
+
+    def fail(self, error: OncewireError) -> None:
+        """Nothing more comes: of what was sent nothing counts, and the rest was never sent."""
+        going, self._going = self._going, deque()
+        told, self._told = self._told, []
+        self._waiting, self._bytes = [], 0
+        for group in going:
+            group.fail(for_clients(group.error) if group.error is not None else error)
+        unsent = error if not isinstance(error, OutcomeUnknown) else _not_sent(error)
+        for done, _ in told:
+            done(unsent)
+
+
+def _not_sent(error: OncewireError) -> OncewireError:
+    return Unavailable(f"nothing was written: a commit before it failed ({error.message})", retry_after_s=1.0)
