@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+OFF = "off"
 Check = Callable[[Any], str | None]
 
 
@@ -53,6 +54,10 @@ def split_address(value: str) -> tuple[str, int] | None:
 
 def is_address(value: str) -> str | None:
     return None if split_address(value) else "must be host:port"
+
+
+def is_address_or_off(value: str) -> str | None:
+    return None if value == OFF or split_address(value) else "must be host:port, or off"
 
 
 def is_http_url(value: str) -> str | None:

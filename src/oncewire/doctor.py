@@ -1,4 +1,4 @@
-"""The judgement of `oncewire doctor`: from facts to ok, warning or broken, each with its remedy. Pure.
+"""The judgement of `oncewire doctor` and of /readyz: from facts to ok, warning or broken, each with its remedy. Pure.
 
 The facts are gathered by `oncewire.cli.facts`. Broken means that something does not work or that data can be damaged;
 a warning is a promise that does not hold, or a part that is missing and may not be needed.
@@ -46,6 +46,15 @@ class Check:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What a stream holds; `bytes_max` 0 means as much as there is room for."""
+
+    messages: int
+    bytes: int
+    bytes_max: int
+
+
+@dataclass(frozen=True)
 class Nats:
     """A NATS server as its client and its monitoring ports show it. `error` is why it cannot be reached."""
 
@@ -60,6 +69,8 @@ class Nats:
     monitor_error: str = ""
     topology: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Streams and consumers that are missing, drifted or filling, by that word."""
+    held: Mapping[str, Held] = field(default_factory=dict)
+    """What declared streams hold."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +116,46 @@ def examine(facts: Facts) -> list[Check]:
         Check("Python", Verdict.OK, facts.python),
         _folder(facts.folder),
         _disk(facts.folder),
-        *_nats(facts),
+        *_nats(facts.nats, facts.folder),
         *_postgres(facts.postgres),
         _java(facts.java),
         _pyspark(facts.pyspark),
     ]
+
+
+def own(parts: Mapping[str, str]) -> list[Check]:
+    """For a service that needs no server: by part, what keeps it from its work, '' when nothing does."""
+    return [_part(name, trouble) for name, trouble in parts.items()]
+
+
+def ready(
+    nats: Nats, postgres: Postgres | None, folder: Folder, losses: Sequence[str] | None, parts: Mapping[str, str]
+) -> list[Check]:
+    """Whether a service may get work: the same judgement, and what is its own.
+
+    A stream that is missing is broken here: nothing can be stored in it. A loss that a person has not looked at yet is
+    a warning: its reader says by itself that it does not go on. `postgres` and `losses` are None where nobody asked.
+    """
+    return [
+        *_nats(nats, folder, is_missing_broken=True),
+        *(_postgres(postgres) if postgres is not None else ()),
+        *(_losses(losses) if losses is not None else ()),
+        *own(parts),
+    ]
+
+
+def _losses(losses: Sequence[str]) -> Iterator[Check]:
+    if losses:
+        remedy = "Look at it; then `oncewire agent apply --accept-loss STREAM`, `pipeline run --accept-loss STREAM`."
+        yield Check("losses", Verdict.WARNING, f"{len(losses)} not acknowledged: {_first(losses)}", remedy)
+    else:
+        yield Check("losses", Verdict.OK, "none that nobody has acknowledged")
+
+
+def _part(name: str, trouble: str) -> Check:
+    if trouble:
+        return Check(name, Verdict.BROKEN, trouble, "See its log; it goes on by itself once this is mended.")
+    return Check(name, Verdict.OK, "works")
 
 
 def worst(checks: Sequence[Check]) -> Verdict:
@@ -136,8 +182,7 @@ def _disk(folder: Folder) -> Check:
     return Check("disk", Verdict.OK, text)
 
 
-def _nats(facts: Facts) -> Iterator[Check]:
-    nats = facts.nats
+def _nats(nats: Nats, folder: Folder, *, is_missing_broken: bool = False) -> Iterator[Check]:
     if nats.error:
         yield Check("NATS", Verdict.BROKEN, nats.error, nats.hint or "Start one with `oncewire up`, or set NATS_URL.")
         return
@@ -147,16 +192,18 @@ def _nats(facts: Facts) -> Iterator[Check]:
         yield Check("JetStream", Verdict.BROKEN, f"cannot be used: {nats.jetstream_error}", JETSTREAM_REMEDY)
         return
     yield Check("JetStream", Verdict.OK, "on")
-    yield _topology(nats)
-    yield from _storage(nats, facts.folder)
+    yield _topology(nats, is_missing_broken=is_missing_broken)
+    yield from _storage(nats, folder)
     yield _durability(nats)
 
 
-def _topology(nats: Nats) -> Check:
+def _topology(nats: Nats, *, is_missing_broken: bool) -> Check:
     """Declared against found. A service starts all the same, degraded: so it is a warning."""
+    missing = [one for word in ("missing", "jetstream") for one in nats.topology.get(word, ())]
     told = [f"{len(items)} {trouble} ({_first(items)})" for trouble, items in nats.topology.items() if items]
     if told:
-        return Check("topology", Verdict.WARNING, ", ".join(told), "See `oncewire topology plan`, then `apply`.")
+        verdict = Verdict.BROKEN if missing and is_missing_broken else Verdict.WARNING
+        return Check("topology", verdict, ", ".join(told), "See `oncewire topology plan`, then `apply`.")
     return Check("topology", Verdict.OK, "streams and consumers are as declared")
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
-from urllib.parse import urlsplit, urlunsplit
 
 from oncewire.checks import (
     PORT,
@@ -26,6 +25,7 @@ from oncewire.checks import (
     Check,
     between,
     is_address,
+    is_address_or_off,
     is_http_url,
     is_name_prefix,
     is_nats_url,
@@ -34,11 +34,13 @@ from oncewire.checks import (
     one_of,
 )
 from oncewire.errors import InvalidSetting
+from oncewire.logs import LEVELS
+from oncewire.masking import MASK as MASK
+from oncewire.masking import mask_url as mask_url
 
 CONFIG_FILE = "oncewire.toml"
 CONFIG_VARIABLE = "ONCEWIRE_CONFIG"
 CONFIG_BYTES_MAX = 1 << 20
-MASK = "••••••"
 
 
 @dataclass(frozen=True)
@@ -377,6 +379,19 @@ class Settings:
     metrics_file: str = setting(
         "", "metrics.file", "ONCEWIRE_METRICS_FILE", "File for metrics in Prometheus' text format, for a collector."
     )
+    metrics_listen: str = setting(
+        "off",
+        "metrics.listen",
+        "ONCEWIRE_METRICS_LISTEN",
+        "Address of /metrics, /healthz and /readyz, host:port or off; `up` has 127.0.0.1:9464.",
+        check=is_address_or_off,
+    )
+    log_format: str = setting(
+        "text", "log.format", "ONCEWIRE_LOG_FORMAT", "How log lines look.", check=one_of("text", "json")
+    )
+    log_level: str = setting(
+        "warning", "log.level", "ONCEWIRE_LOG_LEVEL", "What is worth a line.", check=one_of(*LEVELS)
+    )
 
     gateway_port: int = setting(3005, "gateway.port", "GATEWAY_PORT", "Port of the realtime gateway.", check=PORT)
     gateway_backlog_size: int = setting(
@@ -463,21 +478,6 @@ class Resolved:
         if row.is_secret and value and "://" not in value:
             return MASK
         return ",".join(mask_url(one) for one in value.split(",")) if "://" in value else value
-
-
-def mask_url(url: str) -> str:
-    """Hide the secrets of an address: `nats://user:secret@host`, `nats://token@host`, `?password=secret`."""
-    parts = urlsplit(url)
-    if parts.query:
-        hidden = re.sub(r"(?i)((?:password|token|secret|key)=)[^&]*", rf"\1{MASK}", parts.query)
-        parts = parts._replace(query=hidden)
-    if "@" in parts.netloc:
-        credentials, _, host = parts.netloc.rpartition("@")
-        user, colon, _ = credentials.partition(":")
-        is_token = not colon and not parts.scheme.startswith("postgres")
-        shown = MASK if is_token else f"{user}:{MASK}" if colon else user
-        parts = parts._replace(netloc=f"{shown}@{host}")
-    return urlunsplit(parts)
 
 
 def resolve(

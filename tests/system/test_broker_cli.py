@@ -160,4 +160,4 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
     assert 'produce_rejected_total{reason="partition_buffer_full"} 1\n' in shown
     assert "\ndlq_messages_total 0\n" in shown
     assert "\noncewire_broker_produced_total 1\n" in shown
-    assert 'oncewire_http_responses_total{status="200"}' in shown
+    assert 'oncewire_http_responses_total{server="broker",status="200"}' in shown

@@ -76,7 +76,7 @@ async def test_an_input_that_never_began_is_run_by_its_agent_and_not_dead_letter
     await work.publish(client, 1)
     await given_up(client, EVENTS, 1, work.consumer)
     async with service(client) as running_service:
-        await until(lambda: 'act="count",kind="max_deliveries"' in running_service.registry.text(), "a count")
+        await until(lambda: running_service.seen.counts["max_deliveries", "count"], "a count")
         async with work.running(client):
             await until(lambda: work.seen, "the input to be run")
     assert ([{"n": 1}], []) == (work.seen, await mine(nats.url, work))
@@ -114,7 +114,7 @@ async def test_an_input_that_is_settled_and_lost_its_ack_is_no_letter(
     subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{EVENTS}.{work.consumer}"
     async with service(client) as running_service:
         await client.publish(subject, told | {"stream_seq": sequence, "deliveries": 2})
-        await until(lambda: 'act="count",kind="max_deliveries"' in running_service.registry.text(), "a count")
+        await until(lambda: running_service.seen.counts["max_deliveries", "count"], "a count")
     assert [] == await mine(nats.url, work)
 
 

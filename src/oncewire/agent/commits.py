@@ -23,6 +23,7 @@ from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
 from oncewire.jetstream.protocol import Message
 from oncewire.ledger.rules import Content, Ledger, Sending, Source
 from oncewire.ledger.store import Block, Mark, Store
+from oncewire.metrics import Histogram
 
 log = logging.getLogger("oncewire.agent")
 
@@ -94,6 +95,9 @@ class Commits:
         self.slots = asyncio.Semaphore(COMMITS_AHEAD)
         self.stopping = asyncio.Event()
         self.counts: dict[str, int] = {}
+        self.effects = self.commits = 0
+        self.stored, self.delivery = Histogram(), Histogram()
+        self.handling, self.publishing = Histogram(), Histogram()
         self.last_error = ""
         self.trouble = ""
         """Why nothing can be committed right now; readiness says it."""
@@ -120,6 +124,18 @@ class Commits:
 
     def group(self, max_deliver: int, *, is_careful: bool = False) -> GroupCommit:
         return GroupCommit(self.store, self.limits(max_deliver, is_careful=is_careful), self.sources)
+
+    def arrived(self, items: Sequence[Item], now_ns: int) -> None:
+        """How long they took: from their own time into the stream, and from there to here. Redeliveries say nothing."""
+        fresh = [item for item in items if item.delivery.deliveries == 1]
+        self.delivery.observe_all([(now_ns - item.delivery.timestamp_ns) * 1e-9 for item in fresh])
+        self.stored.observe_all(
+            [
+                item.delivery.timestamp_ns * 1e-9 - item.input.envelope.ts * 1e-3
+                for item in fresh
+                if item.input is not None
+            ]
+        )
 
     # ---- committing
 
@@ -215,6 +231,7 @@ class Commits:
     def opened(self, settled: Settled) -> None:
         """A commit is durable: its block is open until all its effects are confirmed."""
         self.trouble = ""
+        self.commits += 1
         if settled.block:
             self.open.add(settled.block)
         for name, count in settled.counts.items():
@@ -325,6 +342,7 @@ class Commits:
         self.settle_resumes()
 
     async def publish(self, settled: Settled) -> bool:
+        began = time.monotonic()
         try:
             marks, error = await self.outflow.publish(settled.block, settled.sendings, settled.announcement)
         except OncewireError as problem:
@@ -334,7 +352,10 @@ class Commits:
         if error:
             self.last_error = error
             log.warning("agent %s: block %d is not published yet: %s", self.ledger.name, settled.block, error)
-        return not error
+            return False
+        self.effects += len(settled.sendings)
+        self.publishing.observe(time.monotonic() - began)
+        return True
 
     def settle_resumes(self) -> None:
         """Inputs that were settled before: acked once the effects of their block are out."""

@@ -128,6 +128,7 @@ class Intake:
         if messages:
             token = self.commits.keepalive.watch([one.reply for one in messages])
             items = self.reading.read(messages)
+            self.commits.arrived(items, time.time_ns())
             self.reached = max(self.reached, items[-1].delivery.sequence)
             self.queue.append((items, token))
             self._changed.set()
@@ -288,7 +289,9 @@ class Intake:
         async for settled in commits.commit(items, self.opened.max_deliver, is_careful=is_careful):
             self._put_back(settled)
             self._start_async(pull, settled.later)
-            count += sum(settled.counts.values())
+            done = sum(settled.counts.values())
+            count += done
+            commits.handling.observe(time.monotonic() - began, done)
             finishings.append(await commits.finish_soon(pull, settled))
         self.pace.measured(count, time.monotonic() - began)
         if finishings:

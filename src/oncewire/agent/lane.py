@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,7 @@ class Task:
         self.turn: asyncio.Future[Any] | None = None
         self.finished: asyncio.Future[list[Effect]] = asyncio.get_running_loop().create_future()
         self.has_section = False
+        self.begun = time.monotonic()
 
     # ---- what the context needs
 
@@ -360,6 +362,8 @@ class Lane:
 
     async def _finish(self, settled: Settled, tasks: list[Task]) -> None:
         """Publish and ack beside the next group; then the places are free."""
+        now = time.monotonic()
+        self.commits.handling.observe_all([now - task.begun for task in tasks])
         await self.commits.finish_soon(tasks[0].pull, settled, [task.token for task in tasks])
         for task in tasks:
             self._drop(task)

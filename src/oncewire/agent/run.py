@@ -90,6 +90,8 @@ class Runner:
         """What its start waits for, '' when it goes on."""
         self.opened: dict[str, Opened] = {}
         self.intakes: list[Intake] = []
+        self.lags: dict[str, int] = {}
+        """Messages that wait in each stream, as somebody last asked."""
         self._keepalive: KeepAlive | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncewire-ledger")
         self._tasks: list[asyncio.Task[None]] = []

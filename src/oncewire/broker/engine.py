@@ -265,6 +265,14 @@ class LogStats(Struct, frozen=True):
     """Of a torn tail, at the start."""
 
 
+class NodeStats(Struct, frozen=True):
+    """A node among others that share their topics."""
+
+    nodes: int
+    partitions: int
+    sessions: int
+
+
 class Stats(Struct, frozen=True):
     """Counters since the start, and gauges."""
 
@@ -275,6 +283,8 @@ class Stats(Struct, frozen=True):
     idempotency_entries: int
     log: LogStats | None
     """None without a log."""
+    node: NodeStats | None = None
+    """None where there is one broker alone."""
 
 
 class Engine(Protocol):

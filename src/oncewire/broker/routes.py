@@ -6,12 +6,11 @@ the answer is written when the engine says that the effect is durable.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
-
-import msgspec
 
 from oncewire.broker import metrics, openapi, wire
 from oncewire.broker.engine import Engine, IdempotencyStatus, Produced, Settle, Subscription, TopicCreated, TopicShown
@@ -21,6 +20,7 @@ from oncewire.contracts.broker import Delivery, ProduceBody, encode_delivery
 from oncewire.contracts.codec import ENCODE
 from oncewire.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
 from oncewire.http import ANYONE, EVERY_TENANT, NDJSON, OPEN, Handler, Request, Routes, Server
+from oncewire.metrics import CONTENT_TYPE, Histogram, Page
 from oncewire.version import VERSION
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class BrokerRoutes:
         self.commit = commit
         self.rejected: Counter[str] = Counter()
         """Produces that were refused for want of room, by reason."""
+        self.produce_seconds = Histogram()
         self.server: Server | None = None
         """Whose figures /metrics shows besides; set by who starts it."""
 
@@ -81,12 +82,10 @@ class BrokerRoutes:
         request.respond(200, ENCODE(shown))
 
     def metrics(self, request: Request) -> None:
-        stats, principal = self.engine.stats(), request.principal
-        if principal is not ANYONE and not principal.holds(EVERY_TENANT):
-            own = tuple(topic for topic in stats.topics if topic.tenant == principal.tenant)
-            stats = msgspec.structs.replace(stats, topics=own)
-        text = metrics.text(stats, self.rejected, self.server)
-        request.respond(200, text.encode(), metrics.CONTENT_TYPE)
+        page, principal = Page(), request.principal
+        sees_all = principal is ANYONE or principal.holds(EVERY_TENANT)
+        metrics.collect(page, self, None if sees_all else principal.tenant)
+        request.respond(200, page.text().encode(), CONTENT_TYPE)
 
     # ---- topics
 
@@ -133,12 +132,14 @@ class BrokerRoutes:
             return
         body = wire.read_produce(request, self.sizes)
         _check_produce(request, body)
+        began = time.perf_counter()
 
         def done(produced: Produced | OncewireError) -> None:
             if isinstance(produced, OncewireError):
                 self._count_refusal(_fail(request, produced))
             else:
                 request.respond(200, wire.PRODUCED % ENCODE(produced.topic))
+                self.produce_seconds.observe(time.perf_counter() - began)
 
         self.engine.produce(request.principal.tenant, body, done)
 

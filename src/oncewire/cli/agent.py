@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire.agent import Agent, Runner
+from oncewire import topology
+from oncewire.agent import Agent, Runner, metrics
 from oncewire.agent import sources as durables
 from oncewire.agent import status as looking
+from oncewire.agent.outflow import LEDGER_STREAM
 from oncewire.agent.replay import Difference, Report, recompute_hash
 from oncewire.agent.replay import replay as run_again
 from oncewire.agent.run import own_the_process
 from oncewire.agent.status import Status
-from oncewire.cli import face
-from oncewire.cli.board import Board
+from oncewire.cli import face, observe
+from oncewire.cli.board import Board, board_of
 from oncewire.errors import Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.jetstream.losses import Loss, acknowledge
@@ -76,7 +78,7 @@ def _opened(target: str, store_url: str, schema: str) -> tuple[Agent, Store]:
 
 
 @agent.command()
-@face.setting_options("ledger_keep_s")
+@face.setting_options("ledger_keep_s", "nats_monitor_url", *observe.OPTIONS)
 @_with_ledger
 def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
     """Handle messages until Ctrl-C or SIGTERM, then finish what is in hand.
@@ -89,38 +91,59 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     Start it as often as you like: on one machine with the same SQLite file, on several with
     PostgreSQL. The streams must be there: `oncewire topology apply`.
     """
-    settings = face.load_here(flags).settings
+    settings = face.load_service(flags)
     found, store = _opened(target, store_url, schema)
     own_the_process()
     face.run(_run(found, store, settings, as_json))
 
 
 async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:
-    board = Board(as_json)
+    board = board_of(settings, as_json, "agent")
     async with Client(options_from(settings, name=f"oncewire-agent-{found.name}")) as client:
         runner = Runner(found, client, store, settings)
-        with _signals(runner) as asked:
-            showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
-            try:
-                await _serve(board, found, runner, settings)
-            except asyncio.CancelledError:
-                if not asked:
-                    raise
-                board.line("stopped before it had started")
-            finally:
-                showing.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await showing
+        async with observe.serving(observer(settings, runner)) as watched_at:
+            with _signals(runner) as asked:
+                showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
+                try:
+                    await _serve(board, found, runner, settings, watched_at)
+                except asyncio.CancelledError:
+                    if not asked:
+                        raise
+                    board.line("stopped before it had started")
+                finally:
+                    showing.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await showing
     board.event("end", counts=runner.counts if runner.is_started else {})
 
 
-async def _serve(board: Board, found: Agent, runner: Runner, settings: Settings) -> None:
+async def _serve(board: Board, found: Agent, runner: Runner, settings: Settings, watched_at: str) -> None:
     async with found.lifespan(found), runner:
-        _show_start(board, runner, settings)
+        _show_start(board, runner, settings, watched_at)
         await runner.wait()
         board.line("draining")
         board.event("draining", in_flight=runner.in_flight)
     board.line(f"stopped: {_counts(runner)}")
+
+
+def observer(settings: Settings, runner: Runner) -> observe.Observer:
+    """Of what is declared, it looks at the streams of its inputs and at the ledger's."""
+
+    def part(whole: topology.Topology) -> topology.Topology:
+        names = {*runner.opened, LEDGER_STREAM}
+        return msgspec.structs.replace(
+            whole, streams=tuple(one for one in whole.streams if one.name in names), consumers=()
+        )
+
+    url = runner.store.url if runner.store.url.startswith("postgres") else ""
+    found = observe.Observer(settings, runner.client, part=part, postgres_url=url, sees_losses=True)
+    found.watch(
+        observe.Watched(
+            "agent", lambda page: metrics.collect(page, runner), lambda: runner.trouble, lambda: metrics.look(runner)
+        ),
+        runner.client,
+    )
+    return found
 
 
 @contextlib.contextmanager
@@ -145,7 +168,7 @@ def _signals(runner: Runner) -> Iterator[list[int]]:
         starting.uncancel()
 
 
-def _show_start(board: Board, runner: Runner, settings: Settings) -> None:
+def _show_start(board: Board, runner: Runner, settings: Settings, watched_at: str) -> None:
     names = [f"{one.source.stream}/{one.source.consumer}" for one in runner.opened.values()]
     where, ledger = mask_url(settings.nats_url), mask_url(runner.store.url)
     handlers = len(runner.agent.handlers)
@@ -154,7 +177,7 @@ def _show_start(board: Board, runner: Runner, settings: Settings) -> None:
     if runner.is_unclean:
         board.line("  the last run did not stop cleanly: one message at a time until its messages are settled")
     facts = {"agent": runner.agent.full_name, "consumers": names, "is_unclean": runner.is_unclean}
-    board.event("serving", nats_url=where, store=ledger, ledger=runner.ledger.id, **facts)
+    board.event("serving", nats_url=where, store=ledger, ledger=runner.ledger.id, metrics_url=watched_at, **facts)
 
 
 async def _show(board: Board, runner: Runner, *, is_live: bool) -> None:

@@ -1,4 +1,5 @@
 """How `up` shows what it does: live lines in a terminal, plain lines elsewhere, one JSON object per line with --json.
+With log.format json those objects are log lines: they have a time, a level and a part.
 
 What is shown is for the reader; a reader who went away (a closed terminal, `| head`) must not stop the servers, so
 after the first failed write the board is silent.
@@ -6,7 +7,6 @@ after the first failed write the board is silent.
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -15,6 +15,9 @@ from typing import TextIO
 
 import click
 
+from oncewire.logs import json_line, printable, time_of
+from oncewire.settings import Settings
+
 NAME_WIDTH = 11
 VERSION_WIDTH = 7
 
@@ -22,10 +25,11 @@ VERSION_WIDTH = 7
 class Board:
     """Prints lines and events. One row per part is rewritten in place when the reader is a terminal."""
 
-    def __init__(self, as_json: bool, out: TextIO | None = None) -> None:
-        self._as_json = as_json
+    def __init__(self, as_json: bool, out: TextIO | None = None, *, log_part: str = "") -> None:
+        self._as_json = as_json or bool(log_part)
+        self._log_part = log_part
         self._out = out or sys.stdout
-        self._is_live = not as_json and self._out.isatty()
+        self._is_live = not self._as_json and self._out.isatty()
         self._rows: dict[str, str] = {}
         self._is_gone = False
         self._begun = time.monotonic()
@@ -40,18 +44,27 @@ class Board:
         """For people: a line of its own; the rows above it are final."""
         if not self._as_json:
             self._rows.clear()
-            self._write(f"{text}\n")
+            self._write("".join(f"{printable(line)}\n" for line in text.split("\n")))
 
     def event(self, name: str, **facts: object) -> None:
         """For machines."""
         if self._as_json:
-            self._write(json.dumps({"event": name, **facts}, ensure_ascii=False) + "\n")
+            self._write(json_line(self._log_facts(facts) | {"event": name, **facts}) + "\n")
+
+    def _log_facts(self, facts: dict[str, object]) -> dict[str, object]:
+        if not self._log_part:
+            return {}
+        return {
+            "time": time_of(time.time()),
+            "level": "warning" if "warning" in facts else "info",
+            "part": self._log_part,
+        }
 
     def part(self, name: str, state: str, /, **facts: str) -> None:
         """A part changed its state: for both."""
         self.event(state, part=name, **facts)
         if not self._as_json:
-            self._row(name, _row(name, state, facts))
+            self._row(name, _row(name, state, {key: printable(told) for key, told in facts.items()}))
 
     def _row(self, name: str, row: str) -> None:
         if self._is_live and self._rows:
@@ -71,6 +84,11 @@ class Board:
             self._is_gone = True
             with suppress(OSError, ValueError):
                 self._out.close()
+
+
+def board_of(settings: Settings, as_json: bool, part: str) -> Board:
+    """For a command that runs a service."""
+    return Board(as_json, log_part=part if settings.log_format == "json" else "")
 
 
 def _row(name: str, state: str, facts: dict[str, str]) -> str:

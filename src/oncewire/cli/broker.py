@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import http, topology
+from oncewire import http, logs, topology
+from oncewire.broker import metrics
 from oncewire.broker.engine import Engine, Limits, Router
-from oncewire.broker.jetstream.engine import open_jetstream
+from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.broker.wire import Sizes
 from oncewire.checks import split_address
-from oncewire.cli import edge, face
-from oncewire.cli.board import Board
+from oncewire.cli import edge, face, observe
+from oncewire.cli.board import Board, board_of
 from oncewire.errors import Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
@@ -56,6 +57,7 @@ def broker() -> None:
 @click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
 @click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
 @face.setting_options("auth_keys", *LIMITS, "broker_router_ms_max", "broker_owner_lease_ms", "nats_url", "env")
+@face.setting_options("nats_monitor_url", *observe.OPTIONS)
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM.
@@ -70,14 +72,16 @@ def run(*, as_json: bool, **flags: Any) -> None:
     any number of nodes serve the same topics. Without credentials (--auth-keys, or auth.jwks in the settings) it
     listens on this machine only, and everybody here may do everything.
     """
-    face.run(_run(face.load(flags).settings, Board(as_json)))
+    settings = face.load(flags).settings
+    logs.set_up(settings.log_format, settings.log_level)
+    face.run(_run(settings, board_of(settings, as_json, "broker")))
 
 
 async def _run(settings: Settings, board: Board) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(settings) as (server, routes):
+    async with serving(settings) as (server, routes), observe.serving(observer(settings, routes)) as watched_at:
         url = url_of(settings, server)
         board.line(f"broker on {url}, {where(settings)}")
         board.event(
@@ -86,10 +90,29 @@ async def _run(settings: Settings, board: Board) -> None:
             engine=settings.broker_engine,
             wal=settings.broker_wal,
             wal_enabled=routes.engine.is_durable,
+            metrics_url=watched_at,
         )
         await stop.wait()
     board.line("stopped")
     board.event("end", answers=sum(server.answers.values()))
+
+
+def observer(settings: Settings, routes: BrokerRoutes) -> observe.Observer:
+    """Its own log needs no server."""
+    client = client_of(routes)
+    found = observe.Observer(settings, client, part=lambda whole: whole.for_service("broker"))
+    found.watch(watched(routes), client)
+    return found
+
+
+def watched(routes: BrokerRoutes) -> observe.Watched:
+    return observe.Watched(
+        "broker", lambda page: metrics.collect(page, routes), lambda: "; ".join(routes.engine.problems())
+    )
+
+
+def client_of(routes: BrokerRoutes) -> Client | None:
+    return routes.engine.node.client if isinstance(routes.engine, JetStreamEngine) else None
 
 
 @contextlib.asynccontextmanager

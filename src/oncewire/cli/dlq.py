@@ -16,13 +16,14 @@ import click
 import msgspec
 
 from oncewire import topology
-from oncewire.cli import face
-from oncewire.cli.board import Board
+from oncewire.cli import face, observe
+from oncewire.cli.board import board_of
 from oncewire.contracts import subjects
-from oncewire.dlq import options_of, replay, serving, standing
+from oncewire.dlq import metrics, options_of, replay, serving, standing
 from oncewire.dlq.letters import Dead, Filter, Found, Group, find_letter, group, read_letters
 from oncewire.dlq.replay import Replay, ReplayOptions, Report
 from oncewire.dlq.republish import Republisher
+from oncewire.dlq.service import Service
 from oncewire.dlq.standing import LedgerView
 from oncewire.errors import ContractViolation, Refused
 from oncewire.jetstream import Client, losses, options_from
@@ -53,7 +54,7 @@ def dlq() -> None:
 
 @dlq.command()
 @face.setting_options("data", "nats_url", "dlq_sweep_s", "dlq_stalled_s")
-@face.setting_options("alert_command", "alert_url", "metrics_file")
+@face.setting_options("alert_command", "alert_url", "metrics_file", *observe.OPTIONS)
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Keep what is given up as dead letters, until Ctrl-C or SIGTERM. Run as many as you like.
@@ -66,24 +67,38 @@ def run(*, as_json: bool, **flags: Any) -> None:
     Requests of agents, the server's advisories and a sweep over all consumers lead to one letter
     per failure, on `dlq.` and the message's own subject.
     """
-    settings = face.load_here(flags).settings
+    settings = face.load_service(flags)
     face.run(_run(settings, as_json))
 
 
 async def _run(settings: Settings, as_json: bool) -> None:
-    stop, board = asyncio.Event(), Board(as_json)
+    stop, board = asyncio.Event(), board_of(settings, as_json, "dlq")
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with Client(options_from(settings, name="oncewire-dlq")) as client:
         declared = topology.load(settings=settings)
         await topology.init_streams(client, topology=declared)
         await topology.ensure_consumers(client, SERVICE, topology=declared)
-        async with serving(client, options_of(settings)) as service:
+        async with (
+            serving(client, options_of(settings)) as service,
+            observe.serving(observer(settings, client, service)) as watched_at,
+        ):
             board.line(f"keeping dead letters of {mask_url(settings.nats_url)}")
-            board.event("serving", nats_url=mask_url(settings.nats_url))
+            board.event("serving", nats_url=mask_url(settings.nats_url), metrics_url=watched_at)
             await stop.wait()
     board.line(f"wrote {service.letters} letters")
     board.event("end", letters=service.letters)
+
+
+def observer(settings: Settings, client: Client, service: Service) -> observe.Observer:
+    """It reads every stream, so it sees every loss."""
+    found = observe.Observer(settings, client, part=lambda whole: whole.for_service(SERVICE), sees_losses=True)
+    found.watch(watched(service), client)
+    return found
+
+
+def watched(service: Service) -> observe.Watched:
+    return observe.Watched(SERVICE, lambda page: metrics.collect(page, service), lambda: service.problem)
 
 
 # ---- what all tools share

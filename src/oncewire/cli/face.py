@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from oncewire import settings
+from oncewire import logs, settings
 from oncewire.cli.rights import right_of
 from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
 from oncewire.users import identity
@@ -82,6 +82,13 @@ def load_here(flags: dict[str, Any]) -> settings.Resolved:
     running = folder.read() if folder.holder() is not None else None
     user = right_of(click.get_current_context()).nats
     return with_servers(resolved, running.servers if running else {}, f"up in {resolved.settings.data}", user)
+
+
+def load_service(flags: dict[str, Any]) -> settings.Settings:
+    """The same for a command that runs a service: its process, and so its log, is ours."""
+    chosen = load_here(flags).settings
+    logs.set_up(chosen.log_format, chosen.log_level)
+    return chosen
 
 
 def with_servers(

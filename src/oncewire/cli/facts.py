@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import platform
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
@@ -13,16 +15,20 @@ from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
 from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
 from oncewire.jetstream import Client
+from oncewire.jetstream.losses import losses
 from oncewire.jetstream.options import options_from
 from oncewire.settings import Settings, mask_url
 
 CONNECT_S_MAX = 5.0
+AWAY_HINT = "It is tried all the time. Start that server, or check NATS_URL."
 
 
 async def gather(settings: Settings) -> doctor.Facts:
     """Everything, side by side; what cannot be reached is a fact too."""
     finding_java = asyncio.to_thread(java.find)
-    nats, postgres, found_java = await asyncio.gather(nats_facts(settings), postgres_facts(settings), finding_java)
+    nats, postgres, found_java = await asyncio.gather(
+        nats_facts(settings), postgres_facts(settings.postgres_url), finding_java
+    )
     return doctor.Facts(
         python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         folder=folder_facts(DataFolder.at(settings.data)),
@@ -60,13 +66,25 @@ def folder_facts(folder: DataFolder) -> doctor.Folder:
 
 
 async def nats_facts(settings: Settings) -> doctor.Nats:
-    url = ",".join(mask_url(one) for one in settings.nats_url.split(","))
     try:
         async with Client(options_from(settings, name="oncewire doctor")) as client:
-            server, jetstream_error = client.server, await _jetstream_error(client)
-            troubles = {} if jetstream_error else await _troubles(client, settings)
+            return await nats_facts_by(client, settings)
     except OncewireError as error:
-        return doctor.Nats(url, error=error.message, hint=error.hint)
+        return doctor.Nats(shown(settings), error=error.message, hint=error.hint)
+
+
+Part = Callable[[topology.Topology], topology.Topology]
+"""What somebody uses of all that is declared."""
+
+
+async def nats_facts_by(client: Client, settings: Settings, part: Part = lambda whole: whole) -> doctor.Nats:
+    """By a client that is there already."""
+    url = shown(settings)
+    if not client.connection.is_ready:
+        return doctor.Nats(url, error=f"NATS is away: the connection to {url} is {client.state}", hint=AWAY_HINT)
+    server, jetstream_error = client.server, await _jetstream_error(client)
+    whole = _declared(settings)
+    found = topology.Survey([]) if jetstream_error else await topology.survey(client, whole, part(whole))
     answers, monitor_error = await _ask_monitors(settings.nats_monitor_url)
     return doctor.Nats(
         url,
@@ -76,14 +94,37 @@ async def nats_facts(settings: Settings) -> doctor.Nats:
         jetstream_error=jetstream_error,
         jsz=answers,
         monitor_error=monitor_error,
-        topology=troubles,
+        topology=_troubles(found.problems),
+        held={name: _held(one.messages, one.bytes, one.config) for name, one in found.streams.items()},
     )
 
 
-async def _troubles(client: Client, settings: Settings) -> dict[str, list[str]]:
+def shown(settings: Settings) -> str:
+    return ",".join(mask_url(one) for one in settings.nats_url.split(","))
+
+
+async def open_losses(client: Client) -> dict[str, list[str]]:
+    """Losses that nobody has acknowledged, in sentences, by stream."""
+    found: dict[str, list[str]] = {}
+    for one in await losses(client):
+        if not one.is_acknowledged:
+            found.setdefault(one.stream, []).append(one.sentence)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _declared(settings: Settings) -> topology.Topology:
+    return topology.load(settings=settings)
+
+
+def _held(messages: int, size: int, config: Mapping[str, Any]) -> doctor.Held:
+    return doctor.Held(messages, size, max(0, config.get("max_bytes") or 0))
+
+
+def _troubles(problems: Sequence[topology.Problem]) -> dict[str, list[str]]:
     """What is not as declared, by kind of trouble."""
     found: dict[str, list[str]] = {}
-    for problem in await topology.readiness(client, topology.load(settings=settings)):
+    for problem in problems:
         found.setdefault(problem.trouble.value, []).append(problem.item)
     return found
 
@@ -108,17 +149,16 @@ async def _ask_monitors(urls: str) -> tuple[list[dict[str, Any]], str]:
         return [], error.message
 
 
-async def postgres_facts(settings: Settings) -> doctor.Postgres | None:
-    if not settings.postgres_url:
+async def postgres_facts(url: str) -> doctor.Postgres | None:
+    if not url:
         return None
-    url = mask_url(settings.postgres_url)
     try:
-        return await _ask_postgres(settings.postgres_url, url)
+        return await _ask_postgres(url, mask_url(url))
     except OncewireError as error:
-        return doctor.Postgres(url, error=error.message, hint=error.hint)
+        return doctor.Postgres(mask_url(url), error=error.message, hint=error.hint)
 
 
-async def _ask_postgres(url: str, shown: str) -> doctor.Postgres:
+async def _ask_postgres(url: str, shown_url: str) -> doctor.Postgres:
     asyncpg = extras.asyncpg()
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_S_MAX)
@@ -129,12 +169,12 @@ async def _ask_postgres(url: str, shown: str) -> doctor.Postgres:
         finally:
             await connection.close()
     except asyncpg.InvalidAuthorizationSpecificationError as error:
-        raise AuthenticationFailed(f"{shown} refuses the login: {error}", hint="Check user and password.") from None
+        raise AuthenticationFailed(f"{shown_url} refuses the login: {error}", hint="Check user and password.") from None
     except asyncpg.PostgresError as error:
-        raise NotConnected(f"{shown} cannot be used: {error}", hint="Mend what the server says.") from None
+        raise NotConnected(f"{shown_url} cannot be used: {error}", hint="Mend what the server says.") from None
     except (OSError, TimeoutError, ValueError, asyncpg.InterfaceError) as error:
         raise NotConnected(
-            f"{shown} cannot be reached: {error or type(error).__name__}",
+            f"{shown_url} cannot be reached: {error or type(error).__name__}",
             hint="Start that server, or check ONCEWIRE_POSTGRES_URL.",
         ) from None
-    return doctor.Postgres(shown, version=version, options=options)
+    return doctor.Postgres(shown_url, version=version, options=options)

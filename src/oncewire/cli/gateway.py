@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from oncewire.checks import split_address
-from oncewire.cli import edge, face
-from oncewire.cli.board import Board
+from oncewire.cli import edge, face, observe
+from oncewire.cli.board import Board, board_of
 from oncewire.demo import Chat
 from oncewire.errors import InvalidSetting
+from oncewire.gateway import metrics
 from oncewire.gateway.limits import limits_of
 from oncewire.gateway.pages import Pages
 from oncewire.gateway.run import serving as serving_at
@@ -47,7 +48,9 @@ def gateway() -> None:
 
 @gateway.command()
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1 and GATEWAY_PORT, 3005].")
-@face.setting_options("data", "nats_url", "postgres_url", "auth_keys", "http_connections_max", *LIMITS)
+@face.setting_options(
+    "data", "nats_url", "postgres_url", "auth_keys", "http_connections_max", *LIMITS, *observe.OPTIONS
+)
 @face.command
 def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM. Run as many as you like, on as many machines.
@@ -59,11 +62,11 @@ def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:
     \b
     It needs NATS with the declared streams. With PostgreSQL, history is complete.
     """
-    settings = face.load_here(flags).settings
+    settings = face.load_service(flags)
     address = split_address(listen) if listen else ("127.0.0.1", settings.gateway_port)
     if address is None:
         raise InvalidSetting(f"--listen must be host:port, not {listen!r}", hint="For example 127.0.0.1:3005.")
-    face.run(_run(settings, *address, Board(as_json)))
+    face.run(_run(settings, *address, board_of(settings, as_json, "gateway")))
 
 
 async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
@@ -73,12 +76,24 @@ async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
     async with (
         Client(options_from(settings, name="oncewire-gateway")) as client,
         serving(client, settings, host, port) as (running, url),
+        observe.serving(observer(settings, client, running)) as watched_at,
     ):
         board.line(f"gateway on {url}, reading {running.node.stream} of {mask_url(settings.nats_url)}")
-        board.event("serving", url=url, nats_url=mask_url(settings.nats_url), stream=running.node.stream)
+        facts = {"url": url, "nats_url": mask_url(settings.nats_url), "stream": running.node.stream}
+        board.event("serving", **facts, metrics_url=watched_at)
         await stop.wait()
     board.line("stopped")
     board.event("end", answers=sum(running.server.answers.values()) if running.server else 0)
+
+
+def observer(settings: Settings, client: Client, running: Gateway) -> observe.Observer:
+    found = observe.Observer(settings, client, part=lambda whole: whole.for_service("gateway"))
+    found.watch(watched(running), client)
+    return found
+
+
+def watched(running: Gateway) -> observe.Watched:
+    return observe.Watched("gateway", lambda page: metrics.collect(page, running), lambda: running.node.problem)
 
 
 @contextlib.asynccontextmanager

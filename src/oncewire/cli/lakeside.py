@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -12,11 +13,16 @@ from pathlib import Path
 
 import click
 
+from oncewire import monitor
+from oncewire.checks import OFF
+from oncewire.cli import observe
 from oncewire.cli.board import Board
+from oncewire.doctor import Verdict
 from oncewire.embedded.folder import Server
-from oncewire.embedded.process import Child, Log
+from oncewire.embedded.process import LOOPBACK, Child, Log, pick_ports
 from oncewire.embedded.stack import State
 from oncewire.errors import OncewireError
+from oncewire.metrics import Page
 from oncewire.settings import Settings
 
 NAME = "pipeline"
@@ -25,7 +31,9 @@ STOP_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def pipeline(chosen: Settings, nats: Server, board: Board) -> AsyncIterator[None]:
+async def pipeline(
+    chosen: Settings, nats: Server, board: Board, observer: observe.Observer | None = None
+) -> AsyncIterator[None]:
     """`oncewire pipeline run` on the servers of `up`. Where it cannot run, one line says so and the rest runs."""
     from oncewire.cli.pipeline import lake_of, require_spark
 
@@ -37,7 +45,12 @@ async def pipeline(chosen: Settings, nats: Server, board: Board) -> AsyncIterato
         yield
         return
     log = Log(chosen.data.absolute() / "pipeline.log")
-    child = await Child.start(NAME, _command(chosen), log, death_signal=signal.SIGTERM, environ=_environ(chosen, nats))
+    figures = _Figures(chosen)
+    if observer is not None:
+        observer.watch(observe.Watched(NAME, figures.collect, figures.trouble, figures.look))
+    command = _command(chosen, figures.listen)
+    child = await Child.start(NAME, command, log, death_signal=signal.SIGTERM, environ=_environ(chosen, nats))
+    figures.child = child
     lake = lake_of(chosen).path
     board.part(NAME, State.READY, text=f"streams become tables in {lake}, log in {log.path}")
     watching = asyncio.create_task(_watch(child, board))
@@ -57,7 +70,34 @@ async def _watch(child: Child, board: Board) -> None:
     board.part(NAME, State.STOPPED, text=f"{error.message} {error.hint}", warning="stopped")
 
 
-def _command(chosen: Settings) -> list[str]:
+class _Figures:
+    """What the child tells on a listener of its own, which `up` shows as its own."""
+
+    def __init__(self, chosen: Settings) -> None:
+        port = pick_ports({NAME: (0, "")})[NAME] if chosen.metrics_listen != OFF else 0
+        self.listen = f"{LOOPBACK}:{port}" if port else OFF
+        self.child: Child | None = None
+        self._text = self._trouble = ""
+
+    async def look(self) -> None:
+        if self.listen == OFF:
+            return
+        _, metrics = await monitor.ask(f"http://{self.listen}", "/metrics")
+        _, ready = await monitor.ask(f"http://{self.listen}", "/readyz")
+        self._text = metrics.decode("utf-8", "replace")
+        broken = [one for one in json.loads(ready)["checks"] if one["verdict"] == Verdict.BROKEN]
+        self._trouble = "; ".join(one["text"] for one in broken)
+
+    def collect(self, page: Page) -> None:
+        page.put_text(self._text, f"oncewire_{NAME}_")
+
+    def trouble(self) -> str:
+        if self.child is not None and not self.child.is_running:
+            return "the pipeline's process has ended"
+        return self._trouble
+
+
+def _command(chosen: Settings, listen: str) -> list[str]:
     """The child starts in the root folder: its paths are whole."""
     context = click.get_current_context(silent=True)
     config = context.find_root().obj if context else None
@@ -69,7 +109,8 @@ def _command(chosen: Settings) -> list[str]:
     if chosen.topology_files:
         files = [str(Path(one.strip()).absolute()) for one in chosen.topology_files.split(",") if one.strip()]
         paths += ["--topology-files", ",".join(files)]
-    return [sys.executable, "-c", start, *named, "pipeline", "run", "--json", *paths]
+    watched = ["--metrics-listen", listen, "--log-format", chosen.log_format, "--log-level", chosen.log_level]
+    return [sys.executable, "-c", start, *named, "pipeline", "run", "--json", *paths, *watched]
 
 
 def _environ(chosen: Settings, nats: Server) -> dict[str, str]:

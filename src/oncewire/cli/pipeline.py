@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import signal
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncewire import topology
-from oncewire.cli import audits, face
-from oncewire.cli.board import Board
+from oncewire.cli import audits, face, observe
+from oncewire.cli.board import Board, board_of
 from oncewire.contracts.catalog import Family
 from oncewire.errors import OncewireError, Refused
 from oncewire.settings import Settings, mask_url
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from oncewire.pipeline.families import Families
     from oncewire.pipeline.lake.log import Lake
-    from oncewire.pipeline.run import Told
+    from oncewire.pipeline.run import Pipeline, Told
 
 SETTINGS = ("data", "lake", "nats_url", "topology_files")
 INTERVALS = ("pipeline_trigger_ms", "pipeline_gold_every_s", "pipeline_keep_every_s", "pipeline_retention_hours")
@@ -56,7 +57,7 @@ pipeline.add_command(audits.report)
 @click.option("--stream", "chosen", multiple=True, metavar="STREAM", help="Only this one; may be given several times.")
 @click.option("--accept-loss", "accepted", multiple=True, metavar="STREAM", help="Go on behind what this one lost.")
 @click.option("--partition-by", type=click.Choice(["date"]), help="Partition the tables of a lake that is made now.")
-@face.setting_options(*RUN_SETTINGS)
+@face.setting_options(*RUN_SETTINGS, *observe.OPTIONS)
 @face.command
 def run(
     *,
@@ -78,10 +79,10 @@ def run(
     A stream that lost messages stops alone, and is named: look, then go on with --accept-loss.
     Exit code of --once: 4 when a stream stopped so.
     """
-    settings = face.load_here(flags).settings
+    settings = face.load_service(flags)
     require_spark()
-    lake = lake_of(settings, partition_by or "")
-    _run(settings, lake, Board(as_json), is_once=is_once, chosen=chosen, accepted=accepted, as_json=as_json)
+    lake, board = lake_of(settings, partition_by or ""), board_of(settings, as_json, "pipeline")
+    _run(settings, lake, board, is_once=is_once, chosen=chosen, accepted=accepted, as_json=as_json)
 
 
 @pipeline.command()
@@ -288,13 +289,25 @@ def _run(
                 keeping=Keeping(settings.pipeline_keep_every_s, settings.pipeline_retention_hours),
                 tell=lambda told: _tell(board, as_json, told),
             )
-            board.event("running")
-            (pipeline.once if is_once else pipeline.run)(stop.asked)
+            with observe.serving_beside(_observer(settings, lake, pipeline, chosen or names)):
+                board.event("running")
+                (pipeline.once if is_once else pipeline.run)(stop.asked)
         finally:
             spark.stop()
         board.event("end")
         if is_once and (wrong := pipeline.stopped()):
             raise _worst(wrong)
+
+
+def _observer(settings: Settings, lake: Lake, pipeline: Pipeline, names: Sequence[str]) -> observe.Observer:
+    """Its readings say whether NATS answers them; it confirms nothing to anybody."""
+    from oncewire.pipeline import metrics
+    from oncewire.pipeline.reading import Streams
+
+    watch = metrics.Watch(lake, names, lambda: Streams(access_of(settings)))
+    found = observe.Observer(settings)
+    found.watch(observe.Watched("pipeline", watch.collect, pipeline.trouble, lambda: asyncio.to_thread(watch.look)))
+    return found
 
 
 def _worst(errors: Sequence[OncewireError]) -> OncewireError:

@@ -19,11 +19,13 @@ from typing import Any
 import click
 
 import oncewire
-from oncewire import dlq, monitor, outbox, settings, topology
+from oncewire import dlq, logs, monitor, outbox, settings, topology
 from oncewire import doctor as rules
-from oncewire.cli import broker, edge, face, facts, gateway, lakeside
+from oncewire.checks import split_address
+from oncewire.cli import broker, edge, face, facts, gateway, lakeside, observe, relay
+from oncewire.cli import dlq as cli_dlq
 from oncewire.cli.access import OPEN, as_user, authorization
-from oncewire.cli.board import Board
+from oncewire.cli.board import Board, board_of
 from oncewire.database.migrate import migrate
 from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
@@ -40,6 +42,7 @@ NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
 GATEWAY_PORT = "gateway_port"
 BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
+METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
 
 
 @click.command()
@@ -53,7 +56,7 @@ BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
     metavar="local|jetstream",
     help="What keeps the broker's messages: a log in the data folder, or streams [default jetstream].",
 )
-@face.setting_options("broker_listen")
+@face.setting_options("broker_listen", *observe.OPTIONS)
 @face.command
 def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
@@ -72,7 +75,8 @@ def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     A server that dies stops the rest: exit code 3.
     """
     resolved = face.load(flags)
-    board = Board(as_json)
+    logs.set_up(resolved.settings.log_format, resolved.settings.log_level)
+    board = board_of(resolved.settings, as_json, "up")
     folder = DataFolder.at(resolved.settings.data)
     board.line(f"oncewire {oncewire.__version__}, data in {folder.path}")
     folder.create()
@@ -85,9 +89,10 @@ async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: b
     """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
     A service belongs here, in the `async with` around the last two lines: entered in order once the servers are ready,
-    left in reverse before they stop. Each connects as its own user.
+    left in reverse before they stop. Each connects as its own user, and the observer watches it.
     """
     nats = stack.servers["nats"]
+    observer = observe.Observer(chosen, postgres_url=chosen.postgres_url, sees_losses=True)
 
     def connected(user: str) -> Client:
         return Client(options_from(as_user(chosen, nats, user), name=f"oncewire-{user}"))
@@ -99,14 +104,16 @@ async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: b
         board.part("access", State.READY, text=f"programs need a key: NATS_NKEY={key_path(Path(nats.keys), DEVELOPER)}")
     async with (
         connected("relay") as for_relay,
-        shown("relay", _relaying(for_relay, chosen)),
+        shown("relay", _relaying(for_relay, chosen, observer)),
         connected("dlq") as for_dlq,
-        shown("dlq", _dead_letters(for_dlq, chosen)),
+        shown("dlq", _dead_letters(for_dlq, chosen, observer)),
         connected("gateway") as for_gateway,
         connected("tokens") as for_chat,
-        shown("gateway", _gateway(for_gateway, for_chat, chosen)),
-        shown("broker", _broker(as_user(chosen, nats, "broker"))),
-        lakeside.pipeline(chosen, nats, board) if has_pipeline else contextlib.nullcontext(),
+        shown("gateway", _gateway(for_gateway, for_chat, chosen, observer)),
+        shown("broker", _broker(as_user(chosen, nats, "broker"), observer)),
+        lakeside.pipeline(chosen, nats, board, observer) if has_pipeline else contextlib.nullcontext(),
+        connected(OPERATOR) as observer.client,
+        shown("metrics", _observed(observer)),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
         await stack.watch()
@@ -144,39 +151,58 @@ async def _shown(
 
 
 @contextlib.asynccontextmanager
-async def _relaying(client: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
+async def _relaying(client: Client, chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """The outbox: its tables, and a relay that publishes what is committed there."""
     applied = await migrate(chosen.postgres_url)
     made = f", {len(applied)} migrations applied" if applied else ""
-    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)):
+    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)) as running:
+        observer.watch(relay.watched(running), client)
         yield {"text": f"publishes what PostgreSQL commits to the outbox{made}"}
 
 
 @contextlib.asynccontextmanager
-async def _dead_letters(client: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
+async def _dead_letters(client: Client, chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """The dead-letter service."""
-    async with dlq.serving(client, dlq.options_of(chosen)):
+    async with dlq.serving(client, dlq.options_of(chosen)) as running:
+        observer.watch(cli_dlq.watched(running), client)
         yield {"text": "keeps what is given up as dead letters"}
 
 
 @contextlib.asynccontextmanager
-async def _gateway(client: Client, for_chat: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
+async def _gateway(
+    client: Client, for_chat: Client, chosen: Settings, observer: observe.Observer
+) -> AsyncIterator[dict[str, str]]:
     """The realtime gateway, and a chat that shows what it does; it knows no users, so not where they are asked for."""
     chat = None if edge.asks_who(chosen) else Chat(for_chat, chosen.postgres_url)
     what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
     async with (
         chat.running() if chat else contextlib.nullcontext(),
-        gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (_, url),
+        gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (running, url),
     ):
+        observer.watch(gateway.watched(running), client)
         yield {"text": f"{what} {url}", "url": url}
 
 
 @contextlib.asynccontextmanager
-async def _broker(chosen: Settings) -> AsyncIterator[dict[str, str]]:
+async def _broker(chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """A node of the broker, on a connection of its own: nobody else's load may cost it its session."""
-    async with broker.serving(chosen) as (server, _):
+    async with broker.serving(chosen) as (server, routes):
+        observer.watch(broker.watched(routes), broker.client_of(routes))
         url = broker.url_of(chosen, server)
         yield {"text": f"queues on {url}, {broker.where(chosen)}", "url": url}
+
+
+@contextlib.asynccontextmanager
+async def _observed(observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
+    """What all of these tell whoever watches, in one place."""
+    async with observe.serving(observer) as url:
+        yield {"text": f"/metrics, /healthz and /readyz on {url}", "url": url} if url else {"text": "off"}
+
+
+def _with_defaults(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Settings:
+    if not resolved.is_set("metrics_listen"):
+        chosen = dataclasses.replace(chosen, metrics_listen=observe.UP_LISTEN)
+    return _with_broker(resolved, chosen, folder)
 
 
 def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Settings:
@@ -196,7 +222,7 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board, has_pipelin
     try:
         if not await stop.comes_before(_start(stack, resolved, board)):
             chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
-            served = _with_broker(resolved, chosen, folder)
+            served = _with_defaults(resolved, chosen, folder)
             await stop.comes_before(serve(stack, served, board, has_pipeline=has_pipeline))
     finally:
         begun = time.monotonic()
@@ -211,7 +237,12 @@ def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else []), GATEWAY_PORT]
     rows = [row for row in settings.table() if row.name in needed]
     wanted = {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}
-    ports = pick_ports(wanted | {"broker": (broker.port_of(resolved.settings), BROKER_LISTEN)})
+    wanted["broker"] = (broker.port_of(resolved.settings), BROKER_LISTEN)
+    address = split_address(
+        resolved.settings.metrics_listen if resolved.is_set("metrics_listen") else observe.UP_LISTEN
+    )
+    wanted |= {"metrics": (address[1], METRICS_LISTEN)} if address else {}
+    ports = pick_ports(wanted)
     parts: dict[str, Embedded] = {}
     if needs_nats:
         port, monitor_port = (ports[name] for name in NATS_PORTS)
@@ -255,7 +286,7 @@ async def _check_nats(chosen: Settings, board: Board) -> rules.Nats:
 
 
 async def _check_postgres(chosen: Settings, board: Board) -> None:
-    postgres = await facts.postgres_facts(chosen)
+    postgres = await facts.postgres_facts(chosen.postgres_url)
     assert postgres is not None
     if postgres.error:
         raise NotConnected(postgres.error, hint=postgres.hint)

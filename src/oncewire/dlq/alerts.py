@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire.metrics import Registry
+from oncewire.metrics import Tally
 
 log = logging.getLogger("oncewire.dlq")
 
@@ -40,17 +40,17 @@ class Alert(msgspec.Struct, frozen=True):
 class Alerts:
     """Made by the service."""
 
-    def __init__(self, registry: Registry, *, command: str = "", url: str = "") -> None:
+    def __init__(self, *, command: str = "", url: str = "") -> None:
         self._command = shlex.split(command)
         self._url = url
         self._quiet_until = 0.0
-        self._told = registry.counter("oncewire_alerts_total", "Alerts raised, by kind.")
-        self._failed = registry.counter("oncewire_alert_hook_failures_total", "Calls of the alert hook that failed.")
+        self.told = Tally(1)
+        self.failures = 0
 
     async def tell(self, kind: str, text: str, items: Sequence[dict[str, Any]]) -> None:
         """Log it, count it, call the hook. Never raises."""
         log.warning("%s: %s", kind, text)
-        self._told.add(kind=kind)
+        self.told.add(kind)
         if not (self._command or self._url) or time.monotonic() < self._quiet_until:
             return
         body = msgspec.json.encode(Alert(kind, text, len(items), list(items[:ITEMS_MAX])))
@@ -62,7 +62,7 @@ class Alerts:
                     await asyncio.to_thread(self._post, body)
         except (OSError, TimeoutError, ValueError) as error:
             self._quiet_until = time.monotonic() + QUIET_S
-            self._failed.add()
+            self.failures += 1
             told = str(error) or "it took too long"
             log.error("the alert hook failed and is left alone for %d s: %s", QUIET_S, told)
 

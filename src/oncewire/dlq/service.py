@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncewire.dlq import events as reading
-from oncewire.dlq import rules
+from oncewire.dlq import metrics, rules
 from oncewire.dlq.alerts import Alerts
 from oncewire.dlq.events import Event, Facts, StreamFacts
 from oncewire.dlq.rules import Act, Failure, Letter, Limits
 from oncewire.errors import NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client, Outgoing, PubAck, Pull
 from oncewire.jetstream.protocol import Message
-from oncewire.metrics import Registry
+from oncewire.metrics import Page, Tally
 from oncewire.settings import Settings
 
 OnStep = Callable[[str], None]
@@ -72,6 +72,17 @@ def options_of(settings: Settings) -> DlqOptions:
 
 
 @dataclass
+class Swept:
+    """How everything stood at the last sweep. The last two are by stream and consumer."""
+
+    letters: int = 0
+    full_ratio: float = 0.0
+    stands: list[rules.Stand] = field(default_factory=list)
+    unattended: dict[tuple[str, str], int] = field(default_factory=dict)
+    exhausted: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass
 class _Batch:
     """Events on their way: what is known, what follows."""
 
@@ -89,17 +100,18 @@ class _Batch:
 class Service:
     """Made by `serving`, or run by itself with `run`."""
 
-    def __init__(self, client: Client, options: DlqOptions, registry: Registry | None = None) -> None:
+    def __init__(self, client: Client, options: DlqOptions) -> None:
         self.client = client
         self.options = options
-        self.registry = registry or Registry()
-        self.alerts = Alerts(self.registry, command=options.alert_command, url=options.alert_url)
+        self.alerts = Alerts(command=options.alert_command, url=options.alert_url)
         self.facts = Facts(client)
         self.letters = 0
         self._stopping = asyncio.Event()
         self._problems: dict[str, str] = {}
-        self._written = self.registry.counter("oncewire_dead_letters_total", "Letters written, by cause.")
-        self._seen = self.registry.counter("oncewire_dlq_events_total", "Failures seen, by kind and what followed.")
+        self.written, self.seen = Tally(3), Tally(2)
+        """Letters by stream, consumer and cause; failures by kind and what followed."""
+        self.swept: Swept | None = None
+        """What the last sweep saw."""
 
     @property
     def problem(self) -> str:
@@ -168,8 +180,9 @@ class Service:
         found = [(message, reading.of_advisory(message)) for message in messages]
         garbage = [message for message, event in found if event is None]
         if garbage:
-            self._seen.add(len(garbage), kind="garbage", act=Act.COUNT)
-            log.warning("%d advisories cannot be read and are passed over: %r", len(garbage), garbage[0].payload[:200])
+            self.seen.add("garbage", Act.COUNT.value, times=len(garbage))
+            size = len(garbage[0].payload)
+            log.warning("%d advisories cannot be read and are passed over, the first has %d bytes", len(garbage), size)
             pull.ack(garbage)
         await self.handle([event for _, event in found if event is not None], pull)
 
@@ -235,7 +248,7 @@ class Service:
                 batch.new.append(letter)
             if isinstance(outcome, PubAck) and not outcome.is_duplicate:
                 self.letters += 1
-                self._written.add(stream=letter.failure.stream, consumer=letter.failure.consumer, cause=letter.cause)
+                self.written.add(letter.failure.stream, letter.failure.consumer, letter.cause)
         if not batch.failed:
             self.well("letters")
 
@@ -272,7 +285,7 @@ class Service:
 
     def _ack(self, batch: _Batch, pull: Pull | None) -> list[Event]:
         for at, event in enumerate(batch.events):
-            self._seen.add(kind=event.failure.kind, act="failed" if at in batch.failed else batch.acts[at].value)
+            self.seen.add(event.failure.kind, "failed" if at in batch.failed else batch.acts[at].value)
         done = [event for at, event in enumerate(batch.events) if at not in batch.failed]
         if pull is not None:
             pull.ack(event.message for event in done if event.message is not None)
@@ -282,8 +295,10 @@ class Service:
 
     def write_metrics(self) -> None:
         if self.options.metrics_file:
+            page = Page()
+            metrics.collect(page, self)
             try:
-                self.registry.write(Path(self.options.metrics_file))
+                page.write(Path(self.options.metrics_file))
             except OSError as error:
                 log.warning("metrics cannot be written to %s: %s", self.options.metrics_file, error)
 
@@ -307,11 +322,9 @@ def _now_ms() -> int:
 
 
 @contextlib.asynccontextmanager
-async def serving(
-    client: Client, options: DlqOptions | None = None, registry: Registry | None = None
-) -> AsyncIterator[Service]:
+async def serving(client: Client, options: DlqOptions | None = None) -> AsyncIterator[Service]:
     """A service for the length of a block; it ends with the batch at hand."""
-    service = Service(client, options or DlqOptions(), registry)
+    service = Service(client, options or DlqOptions())
     task = asyncio.create_task(service.run(), name="oncewire-dlq")
     try:
         yield service

@@ -16,9 +16,8 @@ from oncewire.contracts import subjects
 from oncewire.dlq import rules
 from oncewire.dlq.events import Event
 from oncewire.dlq.rules import Failure, Stand, Watched
-from oncewire.dlq.service import Service
+from oncewire.dlq.service import Service, Swept
 from oncewire.errors import NotFound
-from oncewire.metrics import Labels
 
 FULL_SHARE: Final = 0.8
 LOOKED_AT_MAX: Final = 100_000
@@ -34,15 +33,10 @@ class Sweep:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._client = service.client
-        registry = service.registry
         self._watched: dict[str, Watched] = {}
         self._told: set[str] = set()
         self._through: dict[tuple[str, int, str], int] = {}
         """By durable: below this sequence nothing is left to find."""
-        self._letters = registry.gauge("oncewire_dlq_letters", "Letters in DLQ.")
-        self._share = registry.gauge("oncewire_dlq_full_share", "Share of DLQ's max_bytes in use.")
-        self._idle = registry.gauge("oncewire_consumer_unattended", "Messages that wait while nobody pulls.")
-        self._lost = registry.gauge("oncewire_consumer_exhausted", "Given-up messages that nobody reported.")
 
     async def run(self, stopping: asyncio.Event) -> None:
         while not stopping.is_set():
@@ -52,10 +46,12 @@ class Sweep:
             await self._service.rest(self._service.options.sweep_s)
 
     async def once(self) -> None:
-        await self._look_at_dlq()
-        stands = [stand async for stand in self._stands()]
-        await self._look_for_readers(stands)
-        await self._look_for_exhausted([one for one in stands if one.may_have_exhausted])
+        swept = Swept()
+        await self._look_at_dlq(swept)
+        swept.stands = stands = [stand async for stand in self._stands()]
+        await self._look_for_readers(stands, swept)
+        await self._look_for_exhausted([one for one in stands if one.may_have_exhausted], swept)
+        self._service.swept = swept
 
     async def _tell_once(self, key: str, kind: str, text: str, facts: dict[str, Any]) -> None:
         if key not in self._told:
@@ -64,12 +60,12 @@ class Sweep:
 
     # ---- DLQ itself
 
-    async def _look_at_dlq(self) -> None:
+    async def _look_at_dlq(self, swept: Swept) -> None:
         info = await self._client.api(f"STREAM.INFO.{rules.DLQ}")
         held, limit = info["state"]["bytes"], info["config"].get("max_bytes", -1)
-        self._letters.set(info["state"]["messages"])
+        swept.letters = info["state"]["messages"]
         share = held / limit if limit > 0 else 0.0
-        self._share.set(round(share, 4))
+        swept.full_ratio = round(share, 4)
         if share < FULL_SHARE:
             self._told.discard(rules.DLQ)
             return
@@ -104,25 +100,22 @@ class Sweep:
             total = page.get("total", 0) if found else 0
         return [name for name in names if name not in rules.OWN_STREAMS and not name.startswith("KV_")]
 
-    async def _look_for_readers(self, stands: list[Stand]) -> None:
+    async def _look_for_readers(self, stands: list[Stand], swept: Swept) -> None:
         now = time.monotonic()
         self._watched = rules.watch(self._watched, stands, now)
         late = {key: one for key, one in self._watched.items() if now - one.since_s >= self._service.options.stalled_s}
-        gauges: dict[Labels, float] = {}
         for key, one in late.items():
             stand = one.stand
             count = stand.waits
-            gauges[("consumer", stand.consumer), ("stream", stand.stream)] = count
+            swept.unattended[stand.stream, stand.consumer] = count
             text = f"{count} messages wait on {key} and nobody pulls: nothing is retried, and no failure is reported"
             facts = {"stream": stand.stream, "consumer": stand.consumer, "waiting": count}
             await self._tell_once(f"idle {key}", "nobody_pulls", text, facts)
-        self._idle.replace(gauges)
         self._told -= {one for one in self._told if one.startswith("idle ") and one[5:] not in late}
 
     # ---- given up without a word
 
-    async def _look_for_exhausted(self, stands: list[Stand]) -> None:
-        gauges: dict[Labels, float] = {}
+    async def _look_for_exhausted(self, stands: list[Stand], swept: Swept) -> None:
         agents = await self._service.facts.agents(_failure(one, 1) for one in stands)
         facts = await self._service.facts.streams(one.stream for one in stands)
         for stand in stands:
@@ -134,12 +127,11 @@ class Sweep:
                 continue
             if not stand.has_exhausted:
                 continue
-            gauges[("consumer", stand.consumer), ("stream", stand.stream)] = stand.redelivered
+            swept.exhausted[stand.stream, stand.consumer] = stand.redelivered
             key = f"{stand.stream}/{stand.consumer}"
             text = f"{stand.redelivered} messages of {key} were given up and no advisory told which"
             told = {"stream": stand.stream, "consumer": stand.consumer, "exhausted": stand.redelivered}
             await self._tell_once(f"lost {key} {stand.redelivered}", "exhausted", text, told)
-        self._lost.replace(gauges)
 
     async def _hand_over(self, stand: Stand, created_ns: int) -> None:
         """As if an advisory had come for each of them, from where the last sweep was through."""

@@ -1,46 +1,32 @@
-"""GET /metrics of a gateway node."""
+"""What a gateway node counts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oncewire.metrics import Registry
+from oncewire.http import metrics as http
+from oncewire.metrics import Page
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-
-COUNTERS: Final = {
-    "writes": "Writes to clients: each carries what came together.",
-    "pages": "Pages read from the stream for clients that were behind.",
-    "refused_bodies": "Stored bodies that are no envelope of their conversation.",
-    "refused_frames": "Frames of clients that were refused.",
-    "slow_clients": "Clients cut off because they did not read.",
-    "revoked_clients": "Clients cut off because their credential was no longer good.",
-}
+COUNTERS: Final = (
+    "handed_out", "writes", "pages", "refused_bodies", "refused_frames", "slow_clients", "revoked_clients",
+)  # fmt: skip
 
 
-def text(gateway: Gateway) -> str:
-    """The whole page, as things stand now."""
-    registry = Registry()
+def collect(page: Page, gateway: Gateway) -> None:
     node = gateway.node
-    registry.gauge("oncewire_gateway_sockets", "WebSocket connections.").set(len(gateway.sockets))
-    registry.gauge("oncewire_gateway_sources", "SSE connections.").set(gateway.sources)
-    registry.gauge("oncewire_gateway_rooms", "Rooms that are kept in memory.").set(len(node.rooms))
-    registry.gauge("oncewire_gateway_channels", "Conversations whose tokens are listened to.").set(len(node.channels))
-    registry.gauge("oncewire_gateway_ready", "1 while the stream is followed.").set(0 if node.problem else 1)
-    registry.gauge("oncewire_gateway_place", "Stream sequence up to which all is handed out.").set(node.place)
-    dropped = sum(room.dropped for room in node.rooms.values())
-    registry.gauge("oncewire_gateway_held_dropped", "Unnumbered envelopes that waited in vain.").set(dropped)
-    for name, about in COUNTERS.items():
-        registry.counter(f"oncewire_gateway_{name}_total", about).set(node.counts[name])
-    registry.counter("oncewire_gateway_acks_written_total", "Acks written.").set(gateway.acks.written)
-    server = gateway.server
-    if server is not None:
-        registry.gauge("oncewire_http_connections", "Connections open.").set(len(server.connections))
-        registry.counter("oncewire_http_accepted_total", "Connections accepted.").set(server.accepted)
-        answers = registry.counter("oncewire_http_responses_total", "Responses by status.")
-        for status, count in server.answers.items():
-            answers.set(count, status=str(status))
-    return registry.text()
+    page.put("oncewire_gateway_ready", 0 if node.problem else 1)
+    page.put("oncewire_gateway_sockets", len(gateway.sockets))
+    page.put("oncewire_gateway_sources", gateway.sources)
+    page.put("oncewire_gateway_rooms", len(node.rooms))
+    page.put("oncewire_gateway_channels", len(node.channels))
+    page.put("oncewire_gateway_stream_sequence", node.place)
+    page.put("oncewire_gateway_held_dropped", sum(room.dropped for room in node.rooms.values()))
+    for name in COUNTERS:
+        page.put(f"oncewire_gateway_{name}_total", node.counts[name])
+    page.put("oncewire_gateway_acks_written_total", gateway.acks.written)
+    page.histogram("oncewire_gateway_delivery_seconds", node.delivery)
+    if gateway.server is not None:
+        http.collect(page, gateway.server, "gateway")

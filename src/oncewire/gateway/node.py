@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
@@ -26,6 +27,7 @@ from oncewire.gateway.tokens import Tokens
 from oncewire.jetstream import Client, Message, Reader, Start, parse_reply
 from oncewire.jetstream.losses import incarnation_of
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
+from oncewire.metrics import Histogram
 
 BUSY_WRITES: Final = 500
 """Writes in one turn from which on the next turn waits a little, so that more goes into each write."""
@@ -50,6 +52,7 @@ class Node:
         self.rooms: dict[Conversation, Room] = {}
         self.channels: dict[Conversation, Channel] = {}
         self.counts: Counter[str] = Counter()
+        self.delivery = Histogram()
         self._listened: Counter[str] = Counter()
         """Rooms and channels by the id of their conversation."""
         self._knows_tenants = False
@@ -183,6 +186,8 @@ class Node:
             self.perform(room, room.arrived(envelopes))
         for conversation, events in channels.items():
             self._tell(self.channels[conversation], events)
+        self.counts["handed_out"] += len(messages)
+        self.delivery.observe((time.time_ns() - last.timestamp_ns) / 1e9, len(messages))
         return self.counts["writes"] - before
 
     def _heard(self, conversation_id: str, message: Message) -> Sequence[Conversation]:

@@ -15,6 +15,7 @@ from oncewire.gateway.origins import cors_lines, is_allowed
 from oncewire.gateway.pages import Pages
 from oncewire.gateway.service import Gateway, heard_by
 from oncewire.http import OPEN, Handler, Request, Routes
+from oncewire.metrics import CONTENT_TYPE, Page
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1_000
@@ -101,7 +102,9 @@ class GatewayRoutes:
         request.respond(503 if problem else 200, ENCODE(shown), extra=self._cors(request))
 
     def metrics(self, request: Request) -> None:
-        request.respond(200, metrics.text(self.gateway).encode(), metrics.CONTENT_TYPE)
+        page = Page()
+        metrics.collect(page, self.gateway)
+        request.respond(200, page.text().encode(), CONTENT_TYPE)
 
     def page(self, request: Request) -> None:
         if self.pages is None or not self.pages.serve(request):

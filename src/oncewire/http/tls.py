@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import ssl
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from cryptography import x509
 
 from oncewire.errors import InvalidSetting
 
@@ -48,6 +51,12 @@ class Certificate:
             _log.error("the new certificate cannot be used, the old one stays: %s", error)
         else:
             _log.info("the certificate was renewed")
+
+    def ends_at(self) -> float | None:
+        """Unix time; None when the file cannot be read just now."""
+        with suppress(OSError, ValueError):
+            return x509.load_pem_x509_certificate(self._files[0].read_bytes()).not_valid_after_utc.timestamp()
+        return None
 
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

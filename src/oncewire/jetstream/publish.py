@@ -46,6 +46,7 @@ from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.options import State
 from oncewire.jetstream.plain import plain_frames
 from oncewire.jetstream.protocol import Message
+from oncewire.metrics import Histogram
 
 PUBLISH_TIMEOUT_S: Final = 20.0
 """Longer than a cluster needs to elect a new leader (4 to 6 s)."""
@@ -168,7 +169,9 @@ def parse_ack(payload: bytes, subject: str) -> Outcome:
 class _Window:
     """Messages that went out together and the answers so far."""
 
-    __slots__ = ("base", "deadline", "done", "frames", "left", "messages", "owner", "resend_at", "results", "retries")
+    __slots__ = (
+        "base", "begun", "deadline", "done", "frames", "left", "messages", "owner", "resend_at", "results", "retries",
+    )  # fmt: skip
 
     def __init__(self, owner: Publisher, messages: Sequence[Outgoing], frames: list[bytes], base: int) -> None:
         self.owner = owner
@@ -178,8 +181,9 @@ class _Window:
         self.results: list[Outcome | None] = [None] * len(frames)
         self.left = len(frames)
         self.done: asyncio.Future[None] = owner.connection.loop.create_future()
+        self.begun = time.monotonic()
         self.deadline = 0.0
-        self.resend_at = 0.0
+        self.resend_at = self.begun + RESEND_S
         self.retries = 0
 
     def on_reply(self, number: int, message: Message) -> None:
@@ -222,6 +226,8 @@ class Publisher:
         self._windows: dict[int, _Window] = {}
         self._pending = 0
         self._pending_bytes = 0
+        self.confirmed = self.failed = 0
+        self.seconds = Histogram()
         self._room = asyncio.Event()
         self._sweeper: asyncio.TimerHandle | None = None
         self._last_ack_at = 0.0
@@ -285,7 +291,10 @@ class Publisher:
         async with self._batch_slots:
             if not self.connection.is_ready:
                 await self.connection.ready(deadline)
-            return await self._commit_batch(messages, deadline)
+            begun = time.monotonic()
+            ack = await self._commit_batch(messages, deadline)
+        self._count(len(messages), 0, begun)
+        return ack
 
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Publish with atomic batches where the server takes them, else one by one under the same ids."""
@@ -320,7 +329,6 @@ class Publisher:
         frames, refused = self._frames(messages, base)
         window = _Window(self, messages, frames, base)
         window.deadline = deadline
-        window.resend_at = time.monotonic() + RESEND_S
         connection.replies.update(dict.fromkeys(range(base, base + len(frames)), window.on_reply))
         self._windows[base] = window
         self._pending += len(frames)
@@ -378,6 +386,14 @@ class Publisher:
             for index in window.open_indexes():
                 window.settle(index, OutcomeUnknown("the publish was cancelled before it was confirmed"))
         self._windows.pop(window.base, None)
+        failed = sum(type(outcome) is not PubAck for outcome in window.results)
+        self._count(len(window.results) - failed, failed, window.begun)
+
+    def _count(self, confirmed: int, failed: int, begun: float) -> None:
+        self.confirmed += confirmed
+        self.failed += failed
+        if confirmed:
+            self.seconds.observe(time.monotonic() - begun, confirmed)
 
     # ---- what can go wrong
 

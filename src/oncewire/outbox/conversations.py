@@ -8,6 +8,7 @@ again, and then found in the stream.
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from oncewire.database.postgres import queries
@@ -54,7 +55,10 @@ class Conversations:
         for one in found:
             if one.renumber_above:
                 await self._renumber(connection, one)
-        return Taken(sum(one.confirmed for one in found), is_cut or self._has_more(claims))
+        now = datetime.now(UTC)
+        done = [row.created_at for one in found for row in one.claim.rows[: one.confirmed]]
+        ages = [(now - created_at).total_seconds() for created_at in done]
+        return Taken(len(done), is_cut or self._has_more(claims), ages)
 
     async def _claim(self, connection: Any) -> tuple[list[Claim], bool]:
         """Rows to publish, and whether the round over the conversations was cut here."""

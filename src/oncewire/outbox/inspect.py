@@ -58,6 +58,12 @@ class Status(Struct, frozen=True):
         return not self.conversations and not self.messages
 
 
+async def counts(connection: Any, *, schema: str = "") -> tuple[Count, ...]:
+    """How much waits in each outbox."""
+    async with transaction(connection, SQL["begin_durable"], schema):
+        return tuple(Count(*record) for record in await connection.fetch(SQL["counts"]))
+
+
 async def status(connection: Any, *, schema: str = "", limit: int = LISTED_MAX) -> Status:
     """What waits, and what is stuck; at most `limit` of each kind are listed."""
     async with transaction(connection, SQL["begin_durable"], schema):

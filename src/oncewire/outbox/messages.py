@@ -46,6 +46,7 @@ class Waiting(Struct, frozen=True):
     sent_stream: str | None
     sent_after: int | None
     sent_age_s: float | None
+    waited_s: float = 0.0
 
 
 class Target(Struct, frozen=True):
@@ -69,6 +70,7 @@ class Messages:
         self._names: dict[str, str] = {}
 
     async def relay_once(self, connection: Any) -> Taken:
+        began = time.monotonic()
         taken, targets = await self._claim(connection)
         if not taken:
             return Taken(0, False)
@@ -84,13 +86,14 @@ class Messages:
                 afters = [targets[one.subject].last for one in missing]
                 await connection.execute(SQL["mark_sent_anew"], [one.id for one in missing], afters)
         done = await self._publish(connection, [*fresh, *missing], leased_until)
-        return Taken(done + len(there), len(taken) == ROWS_MAX)
+        took_s = time.monotonic() - began
+        return Taken(done + len(there), len(taken) == ROWS_MAX, [one.waited_s + took_s for one in fresh[:done]])
 
     async def _claim(self, connection: Any) -> tuple[list[Waiting], dict[str, Target]]:
         """Rows for this relay alone, marked as sent with where their streams stand now; both on disk."""
         async with transaction(connection, SQL["begin_durable"], self._schema):
             records = await connection.fetch(SQL["claim_messages"], ROWS_MAX, BYTES_MAX)
-            claimed = [Waiting(*record[:8]) for record in map(tuple, records)]
+            claimed = [Waiting(*record[:9]) for record in map(tuple, records)]
             flaws = {one.id: flaw for one in claimed if (flaw := flaw_of(one))}
             await self._mark(connection, (), flaws)
             taken = [one for one in claimed if one.id not in flaws]

@@ -12,15 +12,17 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from oncewire.database import postgres
 from oncewire.errors import OncewireError, Unavailable
 from oncewire.jetstream import Client
+from oncewire.metrics import Histogram
 from oncewire.outbox import purge
 from oncewire.outbox.conversations import Conversations
+from oncewire.outbox.inspect import Count
 from oncewire.outbox.messages import Messages
 from oncewire.outbox.publish import OnStep
 from oncewire.outbox.rules import PAUSE_MS_MAX, Pace, pause_ms, retry_ms
@@ -71,14 +73,22 @@ class Relay:
 
     def __init__(self, client: Client, url: str, options: RelayOptions) -> None:
         self._client = client
-        self._url = url
-        self._options = options
+        self.url = url
+        self.options = options
         self._wake = Wake(url, schema=options.schema, poll_ms=options.poll_ms)
         self._stopping = asyncio.Event()
         self._problems: dict[str, str] = {}
         self._is_idle: dict[str, bool] = {}
         self._helper: asyncio.Task[None] | None = None
-        self.published = 0
+        self.rows = dict.fromkeys((Conversations.name, Messages.name), 0)
+        """Published so far, by outbox."""
+        self.stored = {name: Histogram() for name in self.rows}
+        self.waiting: Sequence[Count] = ()
+        """What was found to wait when somebody last looked."""
+
+    @property
+    def published(self) -> int:
+        return sum(self.rows.values())
 
     @property
     def problem(self) -> str:
@@ -96,7 +106,7 @@ class Relay:
 
     async def run(self) -> None:
         """Work until `stop`."""
-        messages = Messages(self._client, schema=self._options.schema, on_step=self._options.on_step)
+        messages = Messages(self._client, schema=self.options.schema, on_step=self.options.on_step)
         sources: list[Source] = [self._conversations(), messages]
         self._is_idle = {source.name: False for source in sources}
         others = [asyncio.create_task(self._wake.run()), asyncio.create_task(self._purge_now_and_then())]
@@ -111,7 +121,7 @@ class Relay:
             await asyncio.gather(*others, return_exceptions=True)
 
     def _conversations(self) -> Conversations:
-        options = self._options
+        options = self.options
         return Conversations(
             self._client,
             prefix=options.prefix,
@@ -139,9 +149,9 @@ class Relay:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(READY_S_MAX):
                 await self._wake.is_known.wait()
-        async with postgres.connected(self._url, cache_statements=self._wake.hears) as connection:
+        async with postgres.connected(self.url, cache_statements=self._wake.hears) as connection:
             body_bytes = self._client.server.max_payload - DEAD_LETTER_RESERVE
-            async with transaction(connection, SQL["begin_claim"], self._options.schema):
+            async with transaction(connection, SQL["begin_claim"], self.options.schema):
                 await connection.execute(SQL["set_body_bytes_max"], body_bytes)
             yield connection
 
@@ -155,7 +165,7 @@ class Relay:
                 await self._wake.advertise(connection)
             taken = await source.relay_once(connection)
             now = _now_ms()
-            self.published += taken.rows
+            self._count(source, taken)
             self._problems.pop(source.name, None)
             is_busy = taken.rows > 0 or is_woken  # woken for nothing: another relay is quicker, and writers are busy
             pace = pace.after(is_busy, now)
@@ -175,10 +185,10 @@ class Relay:
         if taken.has_more:
             return False
         if not self._is_idle[source.name]:
-            await self._wait(min(pause_ms(took_ms), self._options.poll_ms))
+            await self._wait(min(pause_ms(took_ms), self.options.poll_ms))
             return False
-        longest = self._options.poll_ms if all(self._is_idle.values()) else PAUSE_MS_MAX
-        return await self._sleep(min(longest, self._options.poll_ms))
+        longest = self.options.poll_ms if all(self._is_idle.values()) else PAUSE_MS_MAX
+        return await self._sleep(min(longest, self.options.poll_ms))
 
     def _call_for_help(self) -> None:
         """A backlog: a second pair of hands claims while the first one publishes. It goes when the backlog is gone."""
@@ -192,8 +202,12 @@ class Relay:
                 has_more = True
                 while has_more and not self._stopping.is_set():
                     taken = await source.relay_once(connection)
-                    self.published += taken.rows
+                    self._count(source, taken)
                     has_more = taken.has_more
+
+    def _count(self, source: Source, taken: Taken) -> None:
+        self.rows[source.name] += taken.rows
+        self.stored[source.name].observe_all(taken.ages_s)
 
     async def _wait(self, wait_ms: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -226,8 +240,8 @@ class Relay:
     async def _purge_now_and_then(self) -> None:
         while True:
             try:
-                async with postgres.connected(self._url, cache_statements=False) as connection:
-                    await purge.purge(connection, self._options.keep_s, schema=self._options.schema)
+                async with postgres.connected(self.url, cache_statements=False) as connection:
+                    await purge.purge(connection, self.options.keep_s, schema=self.options.schema)
             except OncewireError as error:
                 log.info("purging waits: %s", error.message)
             await asyncio.sleep(PURGE_EVERY_S)

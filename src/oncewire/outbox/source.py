@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -12,10 +12,12 @@ from oncewire.database.postgres import quote_name, translated
 
 
 class Taken(Struct, frozen=True):
-    """What a pass found: how many rows it published, and whether more are surely waiting."""
+    """What a pass found: how many rows it published, whether more are surely waiting, and how old the rows were when
+    their stream had them."""
 
     rows: int
     has_more: bool
+    ages_s: Sequence[float] = ()
 
 
 class Source(Protocol):

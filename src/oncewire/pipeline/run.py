@@ -152,6 +152,10 @@ class Pipeline:
         self._streams.close()
         self._note()
 
+    def trouble(self) -> str:
+        """Which streams do not come in, and why; '' when all do."""
+        return "; ".join(f"{one.stream} is {one.state.value}: {one.error}" for one in self.readings if one.error)
+
     def stopped(self) -> list[OncewireError]:
         """Why streams stopped that somebody must look at."""
         return [one.error for one in self.readings if one.state is State.STOPPED and one.error is not None]

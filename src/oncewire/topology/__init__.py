@@ -12,6 +12,7 @@ from oncewire.topology.names import durable_name, sr_durable_name
 from oncewire.topology.rules import Change, Plan, Step
 from oncewire.topology.service import (
     Problem,
+    Survey,
     Trouble,
     apply,
     compare,
@@ -20,6 +21,7 @@ from oncewire.topology.service import (
     init_streams,
     is_ready,
     readiness,
+    survey,
 )
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "Severity",
     "Step",
     "Stream",
+    "Survey",
     "Topology",
     "Trouble",
     "apply",
@@ -46,4 +49,5 @@ __all__ = [
     "load",
     "readiness",
     "sr_durable_name",
+    "survey",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 
@@ -14,7 +14,7 @@ from oncewire.errors import OncewireError
 from oncewire.jetstream import Client
 from oncewire.topology.declared import load
 from oncewire.topology.model import Topology
-from oncewire.topology.rules import NONE, Act, Found, Plan, Step, creates, permit, plan, show
+from oncewire.topology.rules import NONE, Act, Found, FoundStream, Plan, Step, creates, permit, plan, show
 from oncewire.topology.server import OnStep, bring_about, look
 
 log = logging.getLogger("oncewire.topology")
@@ -100,19 +100,30 @@ async def compare(client: Client, topology: Topology, *, service: str | None = N
     return plan(part, await look(client, part), topology)
 
 
+class Survey(Struct, frozen=True):
+    """What is not as declared, and what each declared stream that is there holds."""
+
+    problems: list[Problem]
+    streams: Mapping[str, FoundStream] = {}
+
+
 async def readiness(client: Client, topology: Topology, service: str | None = None) -> list[Problem]:
     """Whether traffic may begin: JetStream answers, and what is declared is there as declared.
 
     A server that does not answer is a problem in the list, not an error.
     """
-    part = topology.for_service(service) if service else topology
+    return (await survey(client, topology, topology.for_service(service) if service else topology)).problems
+
+
+async def survey(client: Client, topology: Topology, part: Topology) -> Survey:
+    """The same for a part of what is declared, with what the streams hold."""
     try:
         found = await look(client, part, is_whole=False)
     except OncewireError as error:
         remedy = error.hint or "Check that the server runs with JetStream and that this user may use it."
-        return [Problem(item="jetstream", trouble=Trouble.JETSTREAM, text=error.message, remedy=remedy)]
+        return Survey([Problem(item="jetstream", trouble=Trouble.JETSTREAM, text=error.message, remedy=remedy)])
     steps = plan(part, found, topology).steps
-    return [*(_problem(step) for step in steps), *_filling(part, found)]
+    return Survey([*(_problem(step) for step in steps), *_filling(part, found)], found.streams)
 
 
 def _problem(step: Step) -> Problem:

@@ -23,6 +23,7 @@ from oncewire.broker.engine import (
     Idempotency,
     IdempotencyStatus,
     Limits,
+    NodeStats,
     Produced,
     Router,
     RoutingDecision,
@@ -415,7 +416,12 @@ class JetStreamEngine:
                 counters[name] += count
             for part in view.topic_stats(cell.state):
                 parts.setdefault((part.tenant, part.name), []).append(part)
-        return Stats(counters, tuple(view.merge_stats(ones) for ones in parts.values()), entries, None)
+        topics = tuple(view.merge_stats(ones) for ones in parts.values())
+        return Stats(counters, topics, entries, None, self._node_stats())
+
+    def _node_stats(self) -> NodeStats:
+        session = self.node.session
+        return NodeStats(len(session.nodes), len(self.node.cells), session.begun)
 
     def problems(self) -> list[str]:
         node = self.node

@@ -69,6 +69,8 @@ class Session:
         self._revision = 0
         self._ends_at = 0.0
         self.node = ""
+        self.begun = 0
+        """How many leases, so far."""
 
     async def open(self) -> None:
         await self._begin()
@@ -112,6 +114,7 @@ class Session:
         self._revision = await self._kv.create(f"node.{node}", self._sign)
         self.node = node
         self._ends_at = sent_at + self._lease_s
+        self.begun += 1
         self._begun()
 
     async def _keep(self) -> None:

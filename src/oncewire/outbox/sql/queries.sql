@@ -134,7 +134,8 @@ UPDATE relay_state SET body_bytes_max = $1 WHERE body_bytes_max <> $1
 -- Up to $1 open messages of the general outbox, about $2 bytes, for this relay alone.
 WITH due AS MATERIALIZED (
     SELECT id, subject, body, idempotency_key, traceparent, sent_stream, sent_after,
-            extract(epoch FROM clock_timestamp() - sent_at)::float8 AS sent_age_s
+            extract(epoch FROM clock_timestamp() - sent_at)::float8 AS sent_age_s,
+            extract(epoch FROM clock_timestamp() - created_at)::float8 AS waited_s
         FROM outbox_messages
         WHERE status <> 'dispatched'
             AND (next_attempt_at IS NULL OR next_attempt_at <= clock_timestamp())
