@@ -168,3 +168,39 @@ def test_a_missing_or_old_java_is_only_a_warning(java: tuple[int, str] | None) -
 )
 def test_sizes_are_shown_for_people(size: int, shown: str) -> None:
     assert doctor.human(size) == shown
+
+
+# ---- readiness: the same judgement, and what is a service's own
+
+
+def ready(facts: Facts = WELL, losses: list[str] | None = None, **parts: str) -> dict[str, Verdict]:
+    checks = doctor.ready(facts.nats, facts.postgres, facts.folder, losses, parts)
+    return {one.name: one.verdict for one in checks}
+
+
+def test_a_service_is_ready_where_the_doctor_finds_nothing() -> None:
+    assert {Verdict.OK} == set(ready(losses=[], relay="").values())
+
+
+def test_a_missing_stream_is_broken_for_a_service_and_drift_is_not() -> None:
+    """The doctor warns of both: nobody may be there yet who needs the stream."""
+    missing = with_nats(topology={"missing": ["stream:A"]})
+    assert (Verdict.BROKEN, Verdict.WARNING) == (ready(missing)["topology"], check("topology", missing).verdict)
+    assert Verdict.WARNING is ready(with_nats(topology={"drift": ["stream:A"]}))["topology"]
+
+
+def test_a_server_that_is_away_is_all_that_is_said_of_it() -> None:
+    found = ready(with_nats(error="NATS is away"), relay="")
+    assert (Verdict.BROKEN, {"NATS", "PostgreSQL", "commits", "relay"}) == (found["NATS"], found.keys())
+
+
+def test_a_loss_degrades_until_somebody_has_looked() -> None:
+    checks = doctor.ready(WELL.nats, None, WELL.folder, ["stream A went back: 3 messages, 1 to 3, for x"], {})
+    (found,) = [one for one in checks if one.name == "losses"]
+    assert (Verdict.WARNING, True, True) == (found.verdict, "stream A went back" in found.text, bool(found.remedy))
+    assert ("losses" in ready(losses=[]), "losses" in ready()) == (True, False)
+
+
+def test_a_part_that_cannot_work_is_broken_with_its_reason() -> None:
+    (found,) = [one for one in doctor.own({"gateway": "has not begun to read"}) if one.name == "gateway"]
+    assert (Verdict.BROKEN, "has not begun to read", True) == (found.verdict, found.text, bool(found.remedy))

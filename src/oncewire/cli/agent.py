@@ -137,13 +137,14 @@ def observer(settings: Settings, runner: Runner) -> observe.Observer:
 
     url = runner.store.url if runner.store.url.startswith("postgres") else ""
     found = observe.Observer(settings, runner.client, part=part, postgres_url=url, sees_losses=True)
-    found.watch(
-        observe.Watched(
-            "agent", lambda page: metrics.collect(page, runner), lambda: runner.trouble, lambda: metrics.look(runner)
-        ),
-        runner.client,
-    )
+    found.watch(watched(runner), runner.client)
     return found
+
+
+def watched(runner: Runner) -> observe.Watched:
+    return observe.Watched(
+        "agent", lambda page: metrics.collect(page, runner), lambda: runner.trouble, lambda: metrics.look(runner)
+    )
 
 
 @contextlib.contextmanager

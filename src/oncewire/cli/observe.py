@@ -184,8 +184,9 @@ class Observer:
                 page.put(
                     "oncewire_stream_full_ratio", held.bytes / held.bytes_max if held.bytes_max else 0, stream=name
                 )
-                if seen.losses is not None:
-                    page.put("oncewire_stream_losses", len(seen.losses.get(name, ())), stream=name)
+            losses = seen.losses or {}
+            for name in {*seen.nats.held, *losses} if self._sees_losses else ():
+                page.put("oncewire_stream_losses", len(losses.get(name, ())), stream=name)
         for part in self._parts.values():
             part.collect(page)
         for name, client in self._clients.items():
