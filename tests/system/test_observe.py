@@ -266,7 +266,7 @@ def page_of_a_lake(server: NatsServer, tmp_path: Path) -> str:
 
 async def test_watchers_need_a_credential_where_clients_do(tmp_path: Path) -> None:
     """Health and readiness are open: who restarts and who balances load has no key."""
-    _, good = KeyFile(tmp_path / "keys.json").create("prometheus", "ops", ("metrics",), 1)
+    _, good = KeyFile(tmp_path / "keys.json").create("prometheus", "ops", ("metrics:every-tenant",), 1)
     settings = Settings(data=tmp_path, metrics_listen=ANY, auth_keys=str(tmp_path / "keys.json"))
     async with observe.serving(observe.Observer(settings)) as url, wire(int(url.rpartition(":")[2])) as watcher:
         asked = [get("/healthz"), get("/readyz"), get("/metrics"), get("/metrics", f"Authorization: Bearer {good}")]
