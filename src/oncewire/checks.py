@@ -60,6 +60,11 @@ def is_address_or_off(value: str) -> str | None:
     return None if value == OFF or split_address(value) else "must be host:port, or off"
 
 
+def is_traces(value: str) -> str | None:
+    is_known = value in (OFF, "otlp", "console") or re.fullmatch("file:.+", value)
+    return None if is_known else "must be off, otlp, console or file:PATH"
+
+
 def is_http_url(value: str) -> str | None:
     for one in value.split(",") if value else ():
         parts = urlsplit(one.strip())

@@ -31,6 +31,7 @@ from oncewire.checks import (
     is_nats_url,
     is_postgres_url,
     is_subject_prefix,
+    is_traces,
     one_of,
 )
 from oncewire.errors import InvalidSetting
@@ -385,6 +386,9 @@ class Settings:
         "ONCEWIRE_METRICS_LISTEN",
         "Address of /metrics, /healthz and /readyz, host:port or off; `up` has 127.0.0.1:9464.",
         check=is_address_or_off,
+    )
+    traces: str = setting(
+        "off", "telemetry.traces", "ONCEWIRE_TRACES", "Where traces go: off, otlp, console, file:PATH.", check=is_traces
     )
     log_format: str = setting(
         "text", "log.format", "ONCEWIRE_LOG_FORMAT", "How log lines look.", check=one_of("text", "json")

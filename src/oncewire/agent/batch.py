@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 
+from oncewire import logs
 from oncewire.agent.context import Context
 from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, effects_of, sending_of
 from oncewire.agent.handlers import Handler
@@ -74,6 +76,17 @@ class _Outcome(NamedTuple):
     effects: int
 
 
+class Worked(NamedTuple):
+    """When a handler ran, for whoever traces it; its effects are `sendings[first:last]`."""
+
+    item: Item
+    began_ns: int
+    ended_ns: int
+    error: str
+    first: int
+    last: int
+
+
 @dataclass
 class Settled:
     """What must be done once the commit is durable, in this order: publish, then ack; retries may go at once."""
@@ -88,6 +101,7 @@ class Settled:
     later: list[Item] = field(default_factory=list)
     left: list[Item] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    worked: list[Worked] = field(default_factory=list)
 
 
 Point = Callable[[str], None]
@@ -111,6 +125,8 @@ class Limits(NamedTuple):
     """So long a batch may hold the ledger; inputs that it has not come to are left for the next."""
     is_careful: bool = False
     """Every input of the batch has a durable mark that it began."""
+    around: Callable[[Item], AbstractContextManager[Any]] | None = None
+    """Where handlers are traced: the span that each runs in."""
 
 
 class SyncWork:
@@ -158,6 +174,8 @@ class GroupCommit:
         self._now: dict[bytes, bytes] = {}
         self._here: set[bytes] = set()
         self._twins: list[Item] = []
+        self.began_ns: dict[bytes, int] = {}
+        """When handlers began that ran before this commit, by position; only where somebody traces them."""
 
     def run(self, items: Sequence[Item], targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
         """The whole transaction. An error of the store rolls all of it back and is raised."""
@@ -285,12 +303,14 @@ class GroupCommit:
         assert handler is not None
         context = context_of(item, work, is_async=False)
         start, late = len(self.sendings), len(self.delayed)
+        logs.trace_id.set(input_.envelope.trace_id)
         try:
-            returned = (
-                handler.run(context)
-                if handler.every_s
-                else handler.run(context, handler.decode(input_.envelope.payload))
-            )
+            if self.limits.around is None:
+                returned = _call(handler, context, input_)
+            else:
+                self.began_ns[item.at_key] = time.time_ns()
+                with self.limits.around(item):
+                    returned = _call(handler, context, input_)
             if returned is not None:
                 self._add_effects(input_, effects_of(returned))
         except Exception as error:
@@ -302,6 +322,12 @@ class GroupCommit:
                 work.finish(is_good=True)  # an error here is the store's, not the handler's
             self._now[item.key] = input_.digest
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
+            self._worked(item, start)
+
+    def _worked(self, item: Item, start: int, error: str = "") -> None:
+        began_ns = self.began_ns.get(item.at_key)
+        if began_ns is not None:
+            self.out.worked.append(Worked(item, began_ns, time.time_ns(), error, start, len(self.sendings)))
 
     def finish_async(self, item: Item, effects: list[Effect]) -> None:
         """An `async def` handler has returned: its effects join this commit, or raise and leave nothing."""
@@ -314,6 +340,7 @@ class GroupCommit:
             raise
         self._now[item.key] = item.input.digest
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
+        self._worked(item, start)
 
     def _add_effects(self, input_: Input, effects: list[Effect]) -> None:
         limits = self.limits
@@ -328,6 +355,7 @@ class GroupCommit:
 
     def fail(self, item: Item, error: Exception) -> None:
         """The visible rule: who raised what, and what follows."""
+        self._worked(item, len(self.sendings), f"{type(error).__name__}: {error}")
         if isinstance(error, Terminate):
             self.give_up(item, Outcome.TERMINATED, error.reason)
         elif isinstance(error, ContractViolation | TooLarge):
@@ -356,6 +384,12 @@ class GroupCommit:
     def _count(self, what: str) -> None:
         counts = self.out.counts
         counts[what] = counts.get(what, 0) + 1
+
+
+def _call(handler: Handler, context: Context, input_: Input) -> Any:
+    if handler.every_s:
+        return handler.run(context)
+    return handler.run(context, handler.decode(input_.envelope.payload))
 
 
 def _entry(settled: _Outcome) -> Entry:

@@ -14,8 +14,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
 from oncewire.agent.flow import BATCH_S
 from oncewire.agent.outflow import now_ms
@@ -24,6 +26,7 @@ from oncewire.jetstream.protocol import Message
 from oncewire.ledger.rules import Content, Ledger, Sending, Source
 from oncewire.ledger.store import Block, Mark, Store
 from oncewire.metrics import Histogram
+from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.agent")
 
@@ -81,6 +84,7 @@ class Commits:
         keepalive: Watch,
         at: Point,
         now_ms: Callable[[], int] = now_ms,
+        tracer: Tracer | None = None,
     ) -> None:
         self.store = store
         self.db = db
@@ -91,6 +95,7 @@ class Commits:
         self.keepalive = keepalive
         self.at = at
         self.now_ms = now_ms
+        self.tracer = tracer
         self.turn = asyncio.Lock()
         self.slots = asyncio.Semaphore(COMMITS_AHEAD)
         self.stopping = asyncio.Event()
@@ -120,6 +125,7 @@ class Commits:
             self.at,
             BATCH_S,
             is_careful,
+            partial(traces.around, self.tracer) if self.tracer is not None else None,
         )
 
     def group(self, max_deliver: int, *, is_careful: bool = False) -> GroupCommit:
@@ -331,6 +337,8 @@ class Commits:
 
     async def finish(self, pull: Settling, settled: Settled) -> None:
         """After the commit: publish, then ack. What cannot be published now stays open and is swept."""
+        if self.tracer is not None:
+            traces.tell_worked(self.tracer, settled, self.ledger.name)
         _nak(pull, settled)
         if settled.block:
             if not await self.publish(settled):
@@ -353,8 +361,11 @@ class Commits:
             self.last_error = error
             log.warning("agent %s: block %d is not published yet: %s", self.ledger.name, settled.block, error)
             return False
+        took_s = time.monotonic() - began
         self.effects += len(settled.sendings)
-        self.publishing.observe(time.monotonic() - began)
+        self.publishing.observe(took_s)
+        if self.tracer is not None:
+            traces.tell_sent(self.tracer, settled, self.ledger.name, took_s)
         return True
 
     def settle_resumes(self) -> None:

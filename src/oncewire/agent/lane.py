@@ -19,10 +19,14 @@ from typing import Any
 
 import msgspec
 
+from oncewire import logs
+from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
 from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
-from oncewire.agent.context import encode_result, run_call
+from oncewire.agent.context import Context, encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
+from oncewire.agent.handlers import Handler
+from oncewire.contracts.inputs import Input
 from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
 
 SECTIONS_MAX = 64
@@ -50,6 +54,7 @@ class Task:
         self.finished: asyncio.Future[list[Effect]] = asyncio.get_running_loop().create_future()
         self.has_section = False
         self.begun = time.monotonic()
+        self.began_ns = time.time_ns()
 
     # ---- what the context needs
 
@@ -109,11 +114,11 @@ class Task:
         assert handler is not None
         assert input_ is not None
         context = context_of(self.item, self, is_async=True)
+        logs.trace_id.set(input_.envelope.trace_id)
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                if handler.every_s:
-                    return await handler.run(context)
-                return await handler.run(context, handler.decode(input_.envelope.payload))
+                with traces.around(self.lane.commits.tracer, self.item):
+                    return await _call(handler, context, input_)
         except TimeoutError:
             if limit.expired():
                 raise TimedOut(f"handler {handler.name} took longer than {timeout_s:g} s") from None
@@ -124,6 +129,12 @@ class Task:
         if self.running is not None and not self.running.done():
             self.running.cancel()
             await asyncio.wait([self.running])
+
+
+async def _call(handler: Handler, context: Context, input_: Input) -> object:
+    if handler.every_s:
+        return await handler.run(context)
+    return await handler.run(context, handler.decode(input_.envelope.payload))
 
 
 class Lane:
@@ -270,6 +281,8 @@ class Lane:
     async def _commit(self, finished: list[Task], asking: list[Task]) -> Settled:
         commits = self.commits
         group = commits.group(finished[0].max_deliver if finished else asking[0].max_deliver)
+        if commits.tracer is not None:
+            group.began_ns = {task.item.at_key: task.began_ns for task in (*finished, *asking)}
         async with commits.turn:
             marks = commits.take_marks()
             try:

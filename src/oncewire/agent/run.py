@@ -57,6 +57,7 @@ from oncewire.ledger.processes import process_name
 from oncewire.ledger.rules import Ledger
 from oncewire.ledger.store import Store
 from oncewire.settings import Settings
+from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.agent")
 
@@ -76,12 +77,14 @@ class Runner:
         settings: Settings | None = None,
         at: Point = nothing_happens,
         clock_ms: Callable[[], int] = now_ms,
+        tracer: Tracer | None = None,
     ) -> None:
         self.agent = agent
         self.client = client
         self.store = store
         self.settings = settings or Settings()
         self.at = at
+        self.tracer = tracer
         self.clock_ms = clock_ms
         """Only what is forgotten goes by it."""
         self.is_unclean = False
@@ -162,7 +165,9 @@ class Runner:
         ack_wait_s = min((opened.ack_wait_s for opened in self.opened.values()), default=agent.ack_wait_s)
         keepalive = self._keepalive = KeepAlive(client, ack_wait_s / 3, agent.handler_timeout_s)
         await keepalive.start()
-        self.commits = Commits(self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at)
+        self.commits = Commits(
+            self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at, tracer=self.tracer
+        )
         feeds: dict[str, Intake] = {}
         self.lookout = Lookout(client, self.commits, reading, feeds, agent.handler_timeout_s)
         forgetting = Forgetting(client, self.commits, self.opened.values(), keep_s, self.clock_ms)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from oncewire.broker import metrics, openapi, wire
+from oncewire.broker import metrics, openapi, traces, wire
 from oncewire.broker.engine import Engine, IdempotencyStatus, Produced, Settle, Subscription, TopicCreated, TopicShown
 from oncewire.broker.reader import StreamReader
 from oncewire.broker.wire import Act, Sizes, Step
@@ -21,6 +21,7 @@ from oncewire.contracts.codec import ENCODE
 from oncewire.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
 from oncewire.http import ANYONE, EVERY_TENANT, NDJSON, OPEN, Handler, Request, Routes, Server
 from oncewire.metrics import CONTENT_TYPE, Histogram, Page
+from oncewire.tracing import Tracer
 from oncewire.version import VERSION
 
 T = TypeVar("T")
@@ -30,8 +31,11 @@ _OK = b'{"status":"ok"}'
 class BrokerRoutes:
     """The handlers of one engine."""
 
-    def __init__(self, engine: Engine, sizes: Sizes | None = None, commit: str = "unknown") -> None:
+    def __init__(
+        self, engine: Engine, sizes: Sizes | None = None, commit: str = "unknown", tracer: Tracer | None = None
+    ) -> None:
         self.engine = engine
+        self._tracer = tracer
         self.sizes = sizes or Sizes()
         self.commit = commit
         self.rejected: Counter[str] = Counter()
@@ -139,7 +143,10 @@ class BrokerRoutes:
                 self._count_refusal(_fail(request, produced))
             else:
                 request.respond(200, wire.PRODUCED % ENCODE(produced.topic))
-                self.produce_seconds.observe(time.perf_counter() - began)
+                took_s = time.perf_counter() - began
+                self.produce_seconds.observe(took_s)
+                if self._tracer is not None:
+                    traces.tell(self._tracer, request, body, produced, took_s)
 
         self.engine.produce(request.principal.tenant, body, done)
 

@@ -29,6 +29,7 @@ from oncewire.jetstream import Client, options_from
 from oncewire.jetstream.losses import Loss, acknowledge
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings, mask_url
+from oncewire.tracing import Tracer
 
 if TYPE_CHECKING:
     from oncewire.ledger.store import Store
@@ -99,11 +100,18 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
 
 async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:
     board = board_of(settings, as_json, "agent")
+    with observe.tracers(settings) as tracer:
+        await _run_traced(found, store, settings, board, tracer("agent"), is_live=as_json or sys.stdout.isatty())
+
+
+async def _run_traced(
+    found: Agent, store: Store, settings: Settings, board: Board, tracer: Tracer | None, *, is_live: bool
+) -> None:
     async with Client(options_from(settings, name=f"oncewire-agent-{found.name}")) as client:
-        runner = Runner(found, client, store, settings)
+        runner = Runner(found, client, store, settings, tracer=tracer)
         async with observe.serving(observer(settings, runner)) as watched_at:
             with _signals(runner) as asked:
-                showing = asyncio.ensure_future(_show(board, runner, is_live=as_json or sys.stdout.isatty()))
+                showing = asyncio.ensure_future(_show(board, runner, is_live=is_live))
                 try:
                     await _serve(board, found, runner, settings, watched_at)
                 except asyncio.CancelledError:

@@ -26,6 +26,7 @@ from oncewire.cli.board import Board, board_of
 from oncewire.errors import Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
+from oncewire.tracing import Tracer
 
 if TYPE_CHECKING:
     from oncewire.broker.log.inspect import LogShown
@@ -81,7 +82,15 @@ async def _run(settings: Settings, board: Board) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(settings) as (server, routes), observe.serving(observer(settings, routes)) as watched_at:
+    with observe.tracers(settings) as tracer:
+        await _serve(settings, board, stop, tracer("broker"))
+
+
+async def _serve(settings: Settings, board: Board, stop: asyncio.Event, tracer: Tracer | None) -> None:
+    async with (
+        serving(settings, tracer) as (server, routes),
+        observe.serving(observer(settings, routes)) as watched_at,
+    ):
         url = url_of(settings, server)
         board.line(f"broker on {url}, {where(settings)}")
         board.event(
@@ -116,13 +125,13 @@ def client_of(routes: BrokerRoutes) -> Client | None:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
+async def serving(settings: Settings, tracer: Tracer | None = None) -> AsyncIterator[tuple[http.Server, BrokerRoutes]]:
     """A broker that listens. At the end requests in hand are answered before the log is closed."""
     async with contextlib.AsyncExitStack() as stack:
         front = await stack.enter_async_context(edge.fronts(settings))
         engine = await _open(settings, stack)
         stack.push_async_callback(engine.stop)
-        routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit)
+        routes = BrokerRoutes(engine, _of(Sizes, settings), settings.build_commit, tracer)
         server = routes.server = front(routes.routes())
         await server.start(*_address(settings))
         try:

@@ -23,6 +23,7 @@ from oncewire.gateway.service import Gateway
 from oncewire.jetstream import Client, options_from
 from oncewire.outbox.archive import ConversationArchive
 from oncewire.settings import Settings, mask_url
+from oncewire.tracing import Tracer
 
 WEB = ("oncewire.gateway", "web")
 DEMO = ("oncewire.demo", "page")
@@ -73,9 +74,16 @@ async def _run(settings: Settings, host: str, port: int, board: Board) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with observe.tracers(settings) as tracer:
+        await _serve(settings, host, port, board, stop, tracer("gateway"))
+
+
+async def _serve(
+    settings: Settings, host: str, port: int, board: Board, stop: asyncio.Event, tracer: Tracer | None
+) -> None:
     async with (
         Client(options_from(settings, name="oncewire-gateway")) as client,
-        serving(client, settings, host, port) as (running, url),
+        serving(client, settings, host, port, tracer=tracer) as (running, url),
         observe.serving(observer(settings, client, running)) as watched_at,
     ):
         board.line(f"gateway on {url}, reading {running.node.stream} of {mask_url(settings.nats_url)}")
@@ -98,7 +106,13 @@ def watched(running: Gateway) -> observe.Watched:
 
 @contextlib.asynccontextmanager
 async def serving(
-    client: Client, settings: Settings, host: str, port: int, *, chat: Chat | None = None
+    client: Client,
+    settings: Settings,
+    host: str,
+    port: int,
+    *,
+    chat: Chat | None = None,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[tuple[Gateway, str]]:
     """A gateway by the settings, and its address. With `chat` it serves the demo too."""
     async with (
@@ -114,6 +128,7 @@ async def serving(
             archive=ConversationArchive(settings.postgres_url) if settings.postgres_url else None,
             pages=Pages(WEB, DEMO) if chat else Pages(WEB),
             extend=chat.add_to if chat else None,
+            tracer=tracer,
             stop_s=settings.http_stop_ms_max / 1000,
         ) as running,
     ):

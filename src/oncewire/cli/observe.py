@@ -39,8 +39,10 @@ from oncewire.jetstream import metrics as jetstream_metrics
 from oncewire.metrics import CONTENT_TYPE, Page
 from oncewire.monitor import Promise, durability
 from oncewire.settings import Settings
+from oncewire.tracing import Tracer
+from oncewire.tracing.otel import exporting
 
-OPTIONS: Final = ("metrics_listen", "log_format", "log_level")
+OPTIONS: Final = ("metrics_listen", "log_format", "log_level", "traces")
 """Settings that every command has that runs a service."""
 UP_LISTEN: Final = "127.0.0.1:9464"
 """Where `up` serves them unless told otherwise."""
@@ -52,6 +54,10 @@ STATUS: Final = {Verdict.OK: "ready", Verdict.WARNING: "degraded", Verdict.BROKE
 _LEVELS: Final = {Verdict.OK: 0, Verdict.WARNING: 1, Verdict.BROKEN: 2}
 _PROMISES: Final = {Promise.UNKNOWN: 0, Promise.CRASH: 1, Promise.POWER: 2}
 _BEGAN: Final = time.time()
+
+
+TracerOf = Callable[[str], Tracer | None]
+"""Gives each part its tracer, None where traces are off."""
 
 
 async def _nothing_to_ask() -> None:
@@ -89,6 +95,7 @@ class Observer:
         part: facts.Part = lambda whole: whole,
         postgres_url: str = "",
         sees_losses: bool = False,
+        tracer: TracerOf = lambda _: None,
     ) -> None:
         self.settings = settings
         self.client = client
@@ -96,6 +103,7 @@ class Observer:
         self._part = part
         self._postgres_url = postgres_url
         self._sees_losses = sees_losses
+        self.tracer = tracer
         self._parts: dict[str, Watched] = {}
         self._clients: dict[str, Client] = {}
         self._seen = Seen()
@@ -234,6 +242,13 @@ class Observer:
         page = Page()
         self.collect(page)
         request.respond(200, page.text().encode(), CONTENT_TYPE)
+
+
+@contextlib.contextmanager
+def tracers(settings: Settings) -> Iterator[TracerOf]:
+    """For the length of a block; then what waits goes out."""
+    with exporting(settings.traces) as found:
+        yield found.tracer if found is not None else lambda _: None
 
 
 @contextlib.asynccontextmanager

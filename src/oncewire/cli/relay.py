@@ -10,7 +10,7 @@ import click
 
 from oncewire import outbox
 from oncewire.cli import face, observe
-from oncewire.cli.board import board_of
+from oncewire.cli.board import Board, board_of
 from oncewire.cli.migrate import require_postgres
 from oncewire.jetstream import Client, options_from
 from oncewire.outbox import metrics
@@ -51,7 +51,12 @@ async def _run(settings: Settings, url: str, schema: str, as_json: bool) -> None
     stop, board = asyncio.Event(), board_of(settings, as_json, "relay")
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    options = outbox.options_of(settings, schema)
+    with observe.tracers(settings) as tracer:
+        options = outbox.options_of(settings, schema, tracer("relay"))
+        await _relay(settings, url, options, stop, board)
+
+
+async def _relay(settings: Settings, url: str, options: outbox.RelayOptions, stop: asyncio.Event, board: Board) -> None:
     async with (
         Client(options_from(settings, name="oncewire-relay")) as client,
         outbox.relaying(client, url, options) as relay,

@@ -82,17 +82,18 @@ def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     folder.create()
     with folder.lock():
         folder.check_room()
-        face.run(_run(resolved, folder, board, has_pipeline))
+        with observe.tracers(resolved.settings) as tracer:
+            face.run(_run(resolved, folder, board, tracer, has_pipeline))
 
 
-async def serve(stack: Stack, chosen: Settings, board: Board, *, has_pipeline: bool) -> None:
+async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.TracerOf, *, has_pipeline: bool) -> None:
     """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
     A service belongs here, in the `async with` around the last two lines: entered in order once the servers are ready,
     left in reverse before they stop. Each connects as its own user, and the observer watches it.
     """
     nats = stack.servers["nats"]
-    observer = observe.Observer(chosen, postgres_url=chosen.postgres_url, sees_losses=True)
+    observer = observe.Observer(chosen, postgres_url=chosen.postgres_url, sees_losses=True, tracer=tracer)
 
     def connected(user: str) -> Client:
         return Client(options_from(as_user(chosen, nats, user), name=f"oncewire-{user}"))
@@ -155,7 +156,8 @@ async def _relaying(client: Client, chosen: Settings, observer: observe.Observer
     """The outbox: its tables, and a relay that publishes what is committed there."""
     applied = await migrate(chosen.postgres_url)
     made = f", {len(applied)} migrations applied" if applied else ""
-    async with outbox.relaying(client, chosen.postgres_url, outbox.options_of(chosen)) as running:
+    options = outbox.options_of(chosen, tracer=observer.tracer("relay"))
+    async with outbox.relaying(client, chosen.postgres_url, options) as running:
         observer.watch(relay.watched(running), client)
         yield {"text": f"publishes what PostgreSQL commits to the outbox{made}"}
 
@@ -177,7 +179,9 @@ async def _gateway(
     what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
     async with (
         chat.running() if chat else contextlib.nullcontext(),
-        gateway.serving(client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat) as (running, url),
+        gateway.serving(
+            client, chosen, "127.0.0.1", chosen.gateway_port, chat=chat, tracer=observer.tracer("gateway")
+        ) as (running, url),
     ):
         observer.watch(gateway.watched(running), client)
         yield {"text": f"{what} {url}", "url": url}
@@ -186,7 +190,7 @@ async def _gateway(
 @contextlib.asynccontextmanager
 async def _broker(chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """A node of the broker, on a connection of its own: nobody else's load may cost it its session."""
-    async with broker.serving(chosen) as (server, routes):
+    async with broker.serving(chosen, observer.tracer("broker")) as (server, routes):
         observer.watch(broker.watched(routes), broker.client_of(routes))
         url = broker.url_of(chosen, server)
         yield {"text": f"queues on {url}, {broker.where(chosen)}", "url": url}
@@ -214,7 +218,9 @@ def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Se
     return chosen
 
 
-async def _run(resolved: Resolved, folder: DataFolder, board: Board, has_pipeline: bool) -> None:
+async def _run(
+    resolved: Resolved, folder: DataFolder, board: Board, tracer: observe.TracerOf, has_pipeline: bool
+) -> None:
     stop = _Stop(board)
     await clear(folder)
     stack = Stack(folder, _embedded(resolved, folder), _others(resolved), board.part)
@@ -223,7 +229,7 @@ async def _run(resolved: Resolved, folder: DataFolder, board: Board, has_pipelin
         if not await stop.comes_before(_start(stack, resolved, board)):
             chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
             served = _with_defaults(resolved, chosen, folder)
-            await stop.comes_before(serve(stack, served, board, has_pipeline=has_pipeline))
+            await stop.comes_before(serve(stack, served, board, tracer, has_pipeline=has_pipeline))
     finally:
         begun = time.monotonic()
         await stack.stop()

@@ -18,6 +18,7 @@ from typing import Any, Final
 from oncewire.contracts.headers import EPOCH, NODE, TENANT
 from oncewire.contracts.subjects import CHAT_PRESENCE_PREFIX
 from oncewire.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
+from oncewire.gateway import traces
 from oncewire.gateway.channels import Channel, Event, Listener, Look
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_envelope
 from oncewire.gateway.history import History
@@ -28,6 +29,7 @@ from oncewire.jetstream import Client, Message, Reader, Start, parse_reply
 from oncewire.jetstream.losses import incarnation_of
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.metrics import Histogram
+from oncewire.tracing import Tracer
 
 BUSY_WRITES: Final = 500
 """Writes in one turn from which on the next turn waits a little, so that more goes into each write."""
@@ -45,8 +47,17 @@ log = logging.getLogger("oncewire.gateway")
 class Node:
     """See the module's head."""
 
-    def __init__(self, client: Client, limits: Limits, *, events_prefix: str, tokens_prefix: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        limits: Limits,
+        *,
+        events_prefix: str,
+        tokens_prefix: str,
+        tracer: Tracer | None = None,
+    ) -> None:
         self.client = client
+        self._tracer = tracer
         self.limits = limits
         self.id = secrets.token_hex(8)
         self.rooms: dict[Conversation, Room] = {}
@@ -170,6 +181,7 @@ class Node:
         """Give each room and channel what is theirs, in order; how many writes that took."""
         rooms: dict[Conversation, list[Envelope]] = {}
         channels: dict[Conversation, list[Event]] = {}
+        began_ns = time.time_ns() if self._tracer is not None else 0
         for message in messages:
             subject = message.subject_raw
             cut = subject.rfind(b".") + 1
@@ -187,8 +199,14 @@ class Node:
         for conversation, events in channels.items():
             self._tell(self.channels[conversation], events)
         self.counts["handed_out"] += len(messages)
-        self.delivery.observe((time.time_ns() - last.timestamp_ns) / 1e9, len(messages))
+        now_ns = time.time_ns()
+        self.delivery.observe((now_ns - last.timestamp_ns) / 1e9, len(messages))
+        if self._tracer is not None:
+            traces.tell(self._tracer, self.id, [one for one in messages if self._is_heard(one)], (began_ns, now_ns))
         return self.counts["writes"] - before
+
+    def _is_heard(self, message: Message) -> bool:
+        return message.subject.rpartition(".")[2] in self._listened
 
     def _heard(self, conversation_id: str, message: Message) -> Sequence[Conversation]:
         """As what it may be heard here: a front that knows its clients lets each hear their tenant's alone."""

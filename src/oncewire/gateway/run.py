@@ -15,6 +15,7 @@ from oncewire.gateway.presence import Presences
 from oncewire.gateway.routes import Archive, GatewayRoutes
 from oncewire.gateway.service import Gateway
 from oncewire.jetstream import Client
+from oncewire.tracing import Tracer
 
 STOP_S = 5.0
 
@@ -35,13 +36,15 @@ async def serving(
     pages: Pages | None = None,
     extend: Callable[[http.Routes], None] | None = None,
     front: Front | None = None,
+    tracer: Tracer | None = None,
     stop_s: float = STOP_S,
 ) -> AsyncIterator[Gateway]:
     """Serve until the block ends: then clients are told to reconnect, and what waits is written.
 
     `extend` adds routes of an application that shares the gateway's address.
     """
-    node = Node(client, limits or Limits(), events_prefix=events_prefix, tokens_prefix=tokens_prefix)
+    prefixes = {"events_prefix": events_prefix, "tokens_prefix": tokens_prefix}
+    node = Node(client, limits or Limits(), **prefixes, tracer=tracer)
     acks, presences = Acks(client), Presences(client, node)
     gateway = Gateway(node, acks, presences)
     table = GatewayRoutes(gateway, archive=archive, pages=pages).routes()

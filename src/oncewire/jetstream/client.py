@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from oncewire import tracing
 from oncewire.contracts import ids
 from oncewire.contracts.canonical import canonical
+from oncewire.contracts.headers import TRACEPARENT
 from oncewire.contracts.message import MessageEnvelope, decode_message, encode_message
 from oncewire.contracts.runtime import RuntimeEnvelope, encode_runtime
 from oncewire.errors import (
@@ -134,6 +136,7 @@ class Client:
         With `msg_id` a repeat within the stream's duplicate window is dropped by the server, so it is also safe to
         call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON. An envelope
         brings its own id: MessageEnvelope its idempotency key, RuntimeEnvelope a hash of key, type and payload.
+        In a span of OpenTelemetry the message continues its trace.
         """
         outgoing = Outgoing(
             subject,
@@ -142,6 +145,7 @@ class Client:
             headers,
             expected_last_sequence=expected_last_sequence,
             expected_last_subject_sequence=expected_last_subject_sequence,
+            traceparent=_continued(payload, headers),
         )
         return await self.publish_one(outgoing, timeout_s)
 
@@ -371,6 +375,14 @@ def id_of(subject: str, payload: Payload) -> str:
         digest = ids.content_digest(payload.type, canonical(payload.payload))
         return ids.input_id(payload.tenant, payload.workspace, subject, payload.idempotency_key, digest)
     return ""
+
+
+def _continued(payload: Payload, headers: Mapping[str, str] | None) -> str:
+    """The caller's own span, where it has one and the message has none."""
+    context = tracing.current()
+    if context is None or isinstance(payload, RuntimeEnvelope) or (headers is not None and TRACEPARENT in headers):
+        return ""
+    return context.traceparent
 
 
 def _told_error(subject: str, reply: Message) -> OncewireError:

@@ -8,14 +8,17 @@ again, and then found in the stream.
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from oncewire.database.postgres import queries
 from oncewire.jetstream import Client
+from oncewire.outbox import traces
 from oncewire.outbox.publish import OnStep, Publishing
 from oncewire.outbox.rules import BYTES_MAX, ROWS_MAX, Claim, Progress, Row, conversations_wanted, grouped
 from oncewire.outbox.source import Taken, transaction
+from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 
@@ -29,8 +32,18 @@ class Conversations:
 
     name = "conversations"
 
-    def __init__(self, client: Client, *, prefix: str, batch_size: int, schema: str, on_step: OnStep) -> None:
-        self._publishing = Publishing(client, prefix, on_step)
+    def __init__(
+        self,
+        client: Client,
+        *,
+        prefix: str,
+        batch_size: int,
+        schema: str,
+        on_step: OnStep,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self._publishing = Publishing(client, prefix, on_step, is_traced=tracer is not None)
+        self._tracer = tracer
         self._batch_size = batch_size
         self._schema = schema
         self._on_step = on_step
@@ -47,7 +60,10 @@ class Conversations:
             async def still_ours() -> None:
                 await connection.execute("SELECT 1")
 
+            began_ns = time.time_ns()
             found = await self._publishing.publish(claims, still_ours)
+            if self._tracer is not None:
+                traces.tell_conversations(self._tracer, found, began_ns)
             self._on_step("published")
             await self._mark(connection, found)
             self._on_step("marked")

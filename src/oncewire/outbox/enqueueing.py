@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from oncewire import tracing
 from oncewire.contracts.canonical import canonical
 from oncewire.contracts.message import MessageEnvelope, encode_message
 from oncewire.contracts.subjects import check_subject
@@ -129,7 +130,7 @@ def enqueue_message(
     """Enqueue a MessageEnvelope for any subject, in the open transaction of a sync connection.
 
     It is published under its idempotency key; the same message enqueued again is the same row. Returns the row's id.
-    No order is promised.
+    No order is promised. In a span of OpenTelemetry the message continues its trace.
     """
     values = _message_values(subject, envelope, traceparent)
     return int(drivers.run(connection, _message_statement(schema), values)[0][0])
@@ -190,7 +191,8 @@ def _json(value: Any, field: str) -> str | None:
 
 def _message_values(subject: str, envelope: MessageEnvelope, traceparent: str) -> list[Any]:
     check_subject(subject)
-    return [subject, encode_message(envelope).decode(), traceparent or None]
+    context = None if traceparent else tracing.current()
+    return [subject, encode_message(envelope).decode(), traceparent or (context.traceparent if context else None)]
 
 
 def _conversation_statement(schema: str) -> drivers.Statement:

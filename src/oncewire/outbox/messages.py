@@ -22,9 +22,11 @@ from oncewire.database.postgres import queries
 from oncewire.errors import NotFound, OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing, PubAck, Start
 from oncewire.jetstream.client import QUERIES_PREFIX
+from oncewire.outbox import traces
 from oncewire.outbox.publish import OnStep
 from oncewire.outbox.rules import BYTES_MAX, ROWS_MAX
 from oncewire.outbox.source import Taken, transaction
+from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 
@@ -63,10 +65,11 @@ class Messages:
 
     name = "messages"
 
-    def __init__(self, client: Client, *, schema: str, on_step: OnStep) -> None:
+    def __init__(self, client: Client, *, schema: str, on_step: OnStep, tracer: Tracer | None = None) -> None:
         self._client = client
         self._schema = schema
         self._on_step = on_step
+        self._tracer = tracer
         self._names: dict[str, str] = {}
 
     async def relay_once(self, connection: Any) -> Taken:
@@ -114,7 +117,10 @@ class Messages:
             return 0
         if time.monotonic() > leased_until - 2 * PUBLISH_S_MAX:
             raise Unavailable("this relay was held up for so long that others may have its messages by now")
+        began_ns = time.time_ns()
         outcomes = await self._client.publish_all([_outgoing(one) for one in rows], PUBLISH_S_MAX)
+        if self._tracer is not None:
+            traces.tell_messages(self._tracer, rows, outcomes, began_ns)
         self._on_step("messages_published")
         confirmed, refused, again = _sorted_out(rows, outcomes)
         async with transaction(connection, SQL["begin_claim"], self._schema):

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from oncewire.contracts import trace
 from oncewire.contracts.subjects import chat_events
 from oncewire.errors import (
     Conflict,
@@ -50,10 +51,11 @@ StillOurs = Callable[[], Awaitable[None]]
 class Publishing:
     """The way of claims into the stream that captures `<prefix>.*`."""
 
-    def __init__(self, client: Client, prefix: str, on_step: OnStep) -> None:
+    def __init__(self, client: Client, prefix: str, on_step: OnStep, *, is_traced: bool = False) -> None:
         self._client = client
         self._prefix = prefix
         self._on_step = on_step
+        self._is_traced = is_traced
         self._stream = ""
         self._has_batches = True
 
@@ -73,7 +75,10 @@ class Publishing:
 
     def _message(self, row: Row, expected: int | None) -> Outgoing:
         subject = chat_events(row.conversation_id, prefix=self._prefix)
-        return Outgoing(subject, body_of(row), headers=headers_of(row), expected_last_subject_sequence=expected)
+        headers = headers_of(row)
+        if self._is_traced:
+            headers |= trace.begun_by(row.message_id).headers()
+        return Outgoing(subject, body_of(row), headers=headers, expected_last_subject_sequence=expected)
 
     # ---- many at once
 

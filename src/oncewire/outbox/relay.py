@@ -29,6 +29,7 @@ from oncewire.outbox.rules import PAUSE_MS_MAX, Pace, pause_ms, retry_ms
 from oncewire.outbox.source import Source, Taken, transaction
 from oncewire.outbox.wake import Wake
 from oncewire.settings import Settings
+from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 
@@ -55,9 +56,10 @@ class RelayOptions:
     prefix: str = "chat.events"
     schema: str = ""
     on_step: OnStep = _no_step
+    tracer: Tracer | None = None
 
 
-def options_of(settings: Settings, schema: str = "") -> RelayOptions:
+def options_of(settings: Settings, schema: str = "", tracer: Tracer | None = None) -> RelayOptions:
     """The options that the settings ask for."""
     return RelayOptions(
         poll_ms=settings.outbox_poll_interval_ms,
@@ -65,6 +67,7 @@ def options_of(settings: Settings, schema: str = "") -> RelayOptions:
         keep_s=settings.outbox_keep_s,
         prefix=settings.chat_events_prefix,
         schema=schema,
+        tracer=tracer,
     )
 
 
@@ -106,7 +109,8 @@ class Relay:
 
     async def run(self) -> None:
         """Work until `stop`."""
-        messages = Messages(self._client, schema=self.options.schema, on_step=self.options.on_step)
+        options = self.options
+        messages = Messages(self._client, schema=options.schema, on_step=options.on_step, tracer=options.tracer)
         sources: list[Source] = [self._conversations(), messages]
         self._is_idle = {source.name: False for source in sources}
         others = [asyncio.create_task(self._wake.run()), asyncio.create_task(self._purge_now_and_then())]
@@ -128,6 +132,7 @@ class Relay:
             batch_size=options.batch_size,
             schema=options.schema,
             on_step=options.on_step,
+            tracer=options.tracer,
         )
 
     async def _keep_draining(self, source: Source) -> None:

@@ -1,0 +1,45 @@
+"""A relay's part in traces: a span for each row that its stream has."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oncewire.contracts import trace
+from oncewire.contracts.message import decode_message
+from oncewire.errors import OncewireError
+from oncewire.jetstream import PubAck
+from oncewire.outbox.rules import Progress
+from oncewire.tracing import Tracer, span_of
+
+if TYPE_CHECKING:
+    from oncewire.outbox.messages import Waiting
+
+
+def tell_messages(
+    tracer: Tracer, rows: Sequence[Waiting], outcomes: Sequence[PubAck | OncewireError], began_ns: int
+) -> None:
+    """A row that belongs to no trace begins one, which is that of whoever reads the message."""
+    times = (began_ns, time.time_ns())
+    for row, outcome in zip(rows, outcomes, strict=True):
+        if not isinstance(outcome, PubAck):
+            continue
+        parent = trace.parse_traceparent(row.traceparent or "")
+        if parent is not None:
+            context = span_of(parent, hashlib.blake2b(row.key.encode(), digest_size=8).digest())
+        else:
+            context = trace.begun_by(decode_message(row.body.encode()).message_id)
+        facts = {"message_id": row.key, "body_bytes": len(row.body), "stream": outcome.stream}
+        tracer.sent(row.subject, context, parent, times, name="messages", sequence=outcome.sequence, **facts)
+
+
+def tell_conversations(tracer: Tracer, found: Sequence[Progress], began_ns: int) -> None:
+    """Each message of a conversation begins a trace of its own; its header carries it."""
+    times = (began_ns, time.time_ns())
+    for one in found:
+        for row in one.claim.rows[: one.confirmed]:
+            facts = {"message_id": row.message_id, "conversation_id": row.conversation_id, "template": "chat.events.*"}
+            context = trace.begun_by(row.message_id)
+            tracer.sent(f"chat.events.{row.conversation_id}", context, None, times, name="conversations", **facts)
