@@ -69,10 +69,9 @@ demo: $(STAMP) ## a tour through every part, with a verdict at its end (about tw
 faults: $(STAMP) ## the long fault runs: kills, stops, clusters
 	@$(BIN)/python -m pytest tests/faults tests/system tests/spark -m faults --timeout 3600
 
-contracts: $(STAMP) ## write the committed JSON Schemas, the AsyncAPI document and the table of metrics anew
+contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI document anew
 	@$(BIN)/oncewire contracts export --out docs/schemas
 	@$(BIN)/oncewire topology export --out docs/asyncapi.json
-	@$(BIN)/python -m oncewire.metrics.reference > docs/reference/metrics.md
 
 reference: $(STAMP) ## write docs/reference anew from the code
 	@$(BIN)/python scripts/reference.py

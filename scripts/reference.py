@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: the commands, the settings, the errors. `make reference`; a test sees drift."""
+"""Writes docs/reference from the code: commands, settings, errors, metrics. `make reference`; a test sees drift."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 from oncewire import errors, settings
 from oncewire.cli import NOUNS, face, main
 from oncewire.http.rules import answer_of
+from oncewire.metrics.table import PARTS
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 MADE = "<!-- Made by `make reference` from the code: change it there. -->"
@@ -21,7 +22,7 @@ MADE = "<!-- Made by `make reference` from the code: change it there. -->"
 
 def pages() -> dict[str, str]:
     """Each page by its file name."""
-    return {"cli.md": _cli(), "settings.md": _settings(), "errors.md": _errors()}
+    return {"cli.md": _cli(), "settings.md": _settings(), "errors.md": _errors(), "metrics.md": _metrics()}
 
 
 def _page(title: str, *parts: str) -> str:
@@ -143,6 +144,26 @@ def _made(kind: type[errors.OncewireError]) -> errors.OncewireError:
         if one.kind is one.KEYWORD_ONLY and one.default is one.empty
     }  # fmt: skip
     return kind("", **wanted)
+
+
+# ---- metrics
+
+
+def _metrics() -> str:
+    heads = "name|kind|labels|meaning"
+    parts = []
+    for part, metrics in PARTS.items():
+        rows = [
+            (f"`{one.name}`", one.kind, ", ".join(f"`{name}`" for name in one.labels), one.about) for one in metrics
+        ]
+        parts.append(f"## {part}\n\n{_table(heads, rows)}")
+    return _page(
+        "Metrics",
+        "How to scrape them, and what to do about them: [observability](../observability.md).",
+        "Times are seconds, sizes bytes. A histogram has `_bucket`, `_sum` and `_count`. A label that others choose\n"
+        "(`topic`, `group`, `cause`) has at most 1,000 values per metric; the rest is added up under `other`.",
+        *parts,
+    )
 
 
 if __name__ == "__main__":
