@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ def test_up_keeps_a_lake_that_one_pipeline_holds(tmp_path: Path) -> None:
             assert 0 == oncewire("publish", EVENT, body, *lake, cwd=tmp_path).returncode
         derived = data / "lake" / "batches" / "_delta_log" / f"{1:020d}.json"
         until(derived.exists, "silver has what was published", deadline_s=240)
+        until(
+            lambda: 'oncewire_pipeline_stream_sequence{stream="MESHFORGE_EVENTS"}' in figures(up), "figures of its own"
+        )
         second = oncewire("pipeline", "run", "--once", "--json", *lake, cwd=tmp_path)
         assert 2 == second.returncode
         assert "held by oncewire pipeline run, process" in json.loads(second.stderr)["error"]["message"]
@@ -46,6 +50,13 @@ def test_up_keeps_a_lake_that_one_pipeline_holds(tmp_path: Path) -> None:
     assert {} == found["held_by"]
     assert ["MESHFORGE_COMMANDS"] == found["left_out"]
     assert 1 <= next(one["reached"] for one in found["streams"] if one["name"] == "MESHFORGE_EVENTS") <= 3
+
+
+def figures(up: Up) -> str:
+    """What `up` shows of all its parts, the pipeline's process included."""
+    with urllib.request.urlopen(up.running.services["metrics"] + "/metrics") as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 async def test_a_machine_without_spark_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
