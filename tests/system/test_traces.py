@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
 
-from oncewire import outbox, topology
+from oncewire import dlq, outbox, topology
 from oncewire.agent import Context, Effect
 from oncewire.cli import broker as cli_broker
 from oncewire.cli import gateway as cli_gateway
@@ -29,6 +29,8 @@ from oncewire.pipeline.tables import BRONZE
 from oncewire.settings import Settings
 from oncewire.tracing.otel import exporting
 from tests.support.collector import Collector, collecting
+from tests.support.dlq import TRACE as GIVEN_UP_IN
+from tests.support.dlq import failing
 from tests.support.gateway import guest, message, new_conversation
 from tests.support.http import get, post, wire
 from tests.support.lakes import Lake
@@ -177,6 +179,27 @@ async def test_a_handler_that_fails_is_an_error_and_each_attempt_a_span(
     assert first.trace_id == second.trace_id
     assert first.parent_id == second.parent_id
     assert tries == [int(first.span_id, 16), int(second.span_id, 16)]
+
+
+async def test_a_message_that_is_given_up_leaves_a_span_and_a_line_in_its_trace(
+    shared_server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with collected(monkeypatch) as (collector, tracer):
+        async with connect(shared_server.url) as client:
+            await topology.ensure(client, topology=topology.load(settings=Settings()))
+            async with dlq.serving(client, dlq.DlqOptions(sweep_s=60, tracer=tracer("dlq"))):
+                stream = await failing(client)
+                async with client.pull(stream, "w", batch=1, ahead=0) as pull:
+                    pull.ask(1)
+                    pull.term(await pull.fetch(timeout_s=10), "no_such_order: 17")
+                    await client.connection.flush()
+                await until(lambda: [one for one in collector.spans if one.name == "send DLQ"], "a span")
+    span = collector.named("send DLQ")
+    _, trace_id, span_id, _ = GIVEN_UP_IN.split("-")
+    assert (trace_id, span_id, "oncewire-dlq") == (span.trace_id, span.parent_id, span.service)
+    assert {trace_id} == {
+        one.__dict__["trace_id"] for one in caplog.records if one.getMessage().startswith("dead letter ")
+    }
 
 
 async def test_publish_continues_the_callers_trace_and_only_that(shared_server: NatsServer) -> None:

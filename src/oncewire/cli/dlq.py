@@ -17,13 +17,13 @@ import msgspec
 
 from oncewire import topology
 from oncewire.cli import face, observe
-from oncewire.cli.board import board_of
+from oncewire.cli.board import Board, board_of
 from oncewire.contracts import subjects
 from oncewire.dlq import metrics, options_of, replay, serving, standing
 from oncewire.dlq.letters import Dead, Filter, Found, Group, find_letter, group, read_letters
 from oncewire.dlq.replay import Replay, ReplayOptions, Report
 from oncewire.dlq.republish import Republisher
-from oncewire.dlq.service import Service
+from oncewire.dlq.service import DlqOptions, Service
 from oncewire.dlq.standing import LedgerView
 from oncewire.errors import ContractViolation, Refused
 from oncewire.jetstream import Client, losses, options_from
@@ -75,12 +75,17 @@ async def _run(settings: Settings, as_json: bool) -> None:
     stop, board = asyncio.Event(), board_of(settings, as_json, "dlq")
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with observe.tracers(settings) as tracer:
+        await _serve(settings, options_of(settings, tracer(SERVICE)), stop, board)
+
+
+async def _serve(settings: Settings, options: DlqOptions, stop: asyncio.Event, board: Board) -> None:
     async with Client(options_from(settings, name="oncewire-dlq")) as client:
         declared = topology.load(settings=settings)
         await topology.init_streams(client, topology=declared)
         await topology.ensure_consumers(client, SERVICE, topology=declared)
         async with (
-            serving(client, options_of(settings)) as service,
+            serving(client, options) as service,
             observe.serving(observer(settings, client, service)) as watched_at,
         ):
             board.line(f"keeping dead letters of {mask_url(settings.nats_url)}")

@@ -165,7 +165,7 @@ async def _relaying(client: Client, chosen: Settings, observer: observe.Observer
 @contextlib.asynccontextmanager
 async def _dead_letters(client: Client, chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """The dead-letter service."""
-    async with dlq.serving(client, dlq.options_of(chosen)) as running:
+    async with dlq.serving(client, dlq.options_of(chosen, observer.tracer("dlq"))) as running:
         observer.watch(cli_dlq.watched(running), client)
         yield {"text": "keeps what is given up as dead letters"}
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncewire.dlq import events as reading
-from oncewire.dlq import metrics, rules
+from oncewire.dlq import metrics, rules, traces
 from oncewire.dlq.alerts import Alerts
 from oncewire.dlq.events import Event, Facts, StreamFacts
 from oncewire.dlq.rules import Act, Failure, Letter, Limits
@@ -31,6 +31,7 @@ from oncewire.jetstream import Client, Outgoing, PubAck, Pull
 from oncewire.jetstream.protocol import Message
 from oncewire.metrics import Page, Tally
 from oncewire.settings import Settings
+from oncewire.tracing import Tracer
 
 OnStep = Callable[[str], None]
 log = logging.getLogger("oncewire.dlq")
@@ -58,9 +59,10 @@ class DlqOptions:
     alert_url: str = ""
     metrics_file: str = ""
     on_step: OnStep = _no_step
+    tracer: Tracer | None = None
 
 
-def options_of(settings: Settings) -> DlqOptions:
+def options_of(settings: Settings, tracer: Tracer | None = None) -> DlqOptions:
     """The options that the settings ask for."""
     return DlqOptions(
         sweep_s=settings.dlq_sweep_s,
@@ -68,6 +70,7 @@ def options_of(settings: Settings) -> DlqOptions:
         alert_command=settings.alert_command,
         alert_url=settings.alert_url,
         metrics_file=settings.metrics_file,
+        tracer=tracer,
     )
 
 
@@ -240,6 +243,7 @@ class Service:
         messages = [Outgoing(one.subject, one.payload, one.id, one.headers) for one in batch.letters.values()]
         if not messages:
             return
+        began_ns = time.time_ns()
         for (at, letter), outcome in zip(batch.letters.items(), await self.client.publish_all(messages), strict=True):
             if not isinstance(outcome, PubAck):
                 batch.failed[at] = str(outcome)
@@ -249,6 +253,8 @@ class Service:
             if isinstance(outcome, PubAck) and not outcome.is_duplicate:
                 self.letters += 1
                 self.written.add(letter.failure.stream, letter.failure.consumer, letter.cause)
+                if self.options.tracer is not None:
+                    traces.tell(self.options.tracer, letter, outcome, began_ns)
         if not batch.failed:
             self.well("letters")
 
@@ -277,7 +283,13 @@ class Service:
         for one in new:
             told = one.failure
             log.warning(
-                "dead letter %s: %s %d for %s: %s", one.id, told.stream, told.sequence, told.consumer, told.reason
+                "dead letter %s: %s %d for %s: %s",
+                one.id,
+                told.stream,
+                told.sequence,
+                told.consumer,
+                told.reason,
+                extra={"trace_id": traces.trace_id_of(one)},
             )
         if new:
             causes = ", ".join(sorted({one.cause for one in new})[:5])
