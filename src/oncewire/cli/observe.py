@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ from oncewire.jetstream import Client
 from oncewire.jetstream import metrics as jetstream_metrics
 from oncewire.metrics import CONTENT_TYPE, Page
 from oncewire.monitor import Promise, durability
-from oncewire.settings import Settings
+from oncewire.settings import Settings, mask_url
 from oncewire.tracing import Tracer
 from oncewire.tracing.otel import exporting
 
@@ -54,6 +55,7 @@ STATUS: Final = {Verdict.OK: "ready", Verdict.WARNING: "degraded", Verdict.BROKE
 _LEVELS: Final = {Verdict.OK: 0, Verdict.WARNING: 1, Verdict.BROKEN: 2}
 _PROMISES: Final = {Promise.UNKNOWN: 0, Promise.CRASH: 1, Promise.POWER: 2}
 _BEGAN: Final = time.time()
+_log = logging.getLogger("oncewire.observe")
 
 
 TracerOf = Callable[[str], Tracer | None]
@@ -116,18 +118,6 @@ class Observer:
         if client is not None:
             self._clients[part.name] = client
 
-    def forget(self, name: str) -> None:
-        self._parts.pop(name, None)
-        self._clients.pop(name, None)
-
-    @contextlib.contextmanager
-    def watching(self, part: Watched, client: Client | None = None) -> Iterator[None]:
-        self.watch(part, client)
-        try:
-            yield
-        finally:
-            self.forget(part.name)
-
     # ---- asking
 
     async def look(self) -> None:
@@ -145,14 +135,20 @@ class Observer:
         await asyncio.gather(*asked)
         if seen.nats is None and self.client is not None:
             seen.nats = doctor.Nats(facts.shown(self.settings), error="NATS did not answer in time")
+        if seen.postgres is None and self._postgres_url:
+            seen.postgres = doctor.Postgres(mask_url(self._postgres_url), error="PostgreSQL did not answer in time")
         seen.at = time.monotonic()
         self._seen = seen
 
     async def _within(self, asked: Awaitable[None]) -> None:
-        """A server that is slow or away is a fact, not a reason to hang."""
-        with contextlib.suppress(TimeoutError, OncewireError):
+        """A server that is slow or away is a fact, not a reason to hang; and watchers are answered whatever happens."""
+        try:
             async with asyncio.timeout(LOOK_S_MAX):
                 await asked
+        except (TimeoutError, OncewireError):
+            return
+        except Exception:
+            _log.exception("what a service tells could not be looked up")
 
     async def _ask_nats(self, seen: Seen) -> None:
         if self.client is None:
@@ -192,15 +188,19 @@ class Observer:
                 page.put(
                     "oncewire_stream_full_ratio", held.bytes / held.bytes_max if held.bytes_max else 0, stream=name
                 )
-            losses = seen.losses or {}
-            for name in {*seen.nats.held, *losses} if self._sees_losses else ():
-                page.put("oncewire_stream_losses", len(losses.get(name, ())), stream=name)
+            self._collect_losses(page, seen.losses, seen.nats.held)
         for part in self._parts.values():
             part.collect(page)
         for name, client in self._clients.items():
             jetstream_metrics.collect(page, client, name)
         if self.server is not None:
             http_metrics.collect(page, self.server, "metrics")
+
+    @staticmethod
+    def _collect_losses(page: Page, losses: dict[str, list[str]] | None, streams: Iterable[str]) -> None:
+        if losses is not None:
+            for name in {*streams, *losses}:
+                page.put("oncewire_stream_losses", len(losses.get(name, ())), stream=name)
 
     @staticmethod
     def _collect_process(page: Page) -> None:
