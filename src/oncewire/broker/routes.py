@@ -155,7 +155,7 @@ class BrokerRoutes:
             raise ContractViolation("the header Idempotency-Key cannot stand for many messages")
 
         def read(line: bytes) -> ProduceBody:
-            body = wire.read_produce_line(line, self.sizes)
+            body = wire.with_trace(request, wire.read_produce_line(line, self.sizes))
             _check_produce(request, body)
             return body
 

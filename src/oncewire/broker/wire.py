@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from oncewire.broker.engine import BufferFull, Consume, Idempotency, IdempotencyStatus, Produced, Settle
+from oncewire.contracts import trace
 from oncewire.contracts.broker import (
     DEADLINE_NAMES,
     NAME,
@@ -174,7 +175,18 @@ def read_produce(request: Request, sizes: Sizes) -> ProduceBody:
     key = request.headers.get(b"idempotency-key")
     if key is not None:
         body = _with_key(body, key)
-    return check_sizes(body, sizes)
+    return check_sizes(with_trace(request, body), sizes)
+
+
+def with_trace(request: Request, body: ProduceBody) -> ProduceBody:
+    """The request's trace is that of its messages, unless they have one. A header that is no trace context counts as
+    absent, as W3C asks."""
+    sent = request.headers.get(b"traceparent")
+    context = trace.parse_traceparent(sent.decode("latin-1")) if sent is not None else None
+    if context is None or (body.envelope is not None and body.envelope.traceparent):
+        return body
+    envelope = msgspec.structs.replace(body.envelope or BrokerEnvelope(), traceparent=context.traceparent)
+    return msgspec.structs.replace(body, envelope=envelope)
 
 
 def _with_key(body: ProduceBody, sent: bytes) -> ProduceBody:
@@ -204,6 +216,7 @@ _TEXTS = {
     "tenant_id": ("tenant_id", "tenant"),
     "idempotency_key": ("idempotency_key", "idem_key"),
     "target_topic": ("target_topic",),
+    "traceparent": ("traceparent",),
 }
 
 

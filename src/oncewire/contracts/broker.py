@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from oncewire.contracts import trace
 from oncewire.contracts.canonical import INT_MAX
 from oncewire.contracts.codec import ENCODE, Contract, refuse_repeats
 from oncewire.errors import ContractViolation
@@ -65,6 +66,9 @@ class BrokerEnvelope(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(description="Refused when past. Also read from deadline_rfc3339 and deadline_ms (Unix ms)."),
     ] = None
     retry_policy: RetryPolicy | None = None
+    traceparent: Annotated[
+        str, Meta(description="W3C trace context. Without one, that of the request's header traceparent.")
+    ] = ""
 
 
 class DeliveredEnvelope(BrokerEnvelope, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -174,6 +178,8 @@ def _checked(envelope: BrokerEnvelope) -> BrokerEnvelope:
         )
     if target:
         check_name(target, "envelope.target_topic")
+    if envelope.traceparent and trace.parse_traceparent(envelope.traceparent) is None:
+        raise ContractViolation(f"{NAME}: envelope.traceparent: is no W3C trace context", field="envelope.traceparent")
     if target == envelope.target_topic and (deadline is None or deadline.tzinfo is UTC):
         return envelope
     if deadline is not None:
