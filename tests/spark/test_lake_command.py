@@ -48,7 +48,7 @@ def test_up_keeps_a_lake_that_one_pipeline_holds(tmp_path: Path) -> None:
         assert 0 == up.stop()
     found = status()
     assert {} == found["held_by"]
-    assert ["MESHFORGE_COMMANDS"] == found["left_out"]
+    assert ["MESHFORGE_COMMANDS", "BROKER_SNAPSHOTS"] == found["left_out"]
     assert 1 <= next(one["reached"] for one in found["streams"] if one["name"] == "MESHFORGE_EVENTS") <= 3
 
 

@@ -270,7 +270,8 @@ def test_spark_reads_as_its_own_user(place: Guarded) -> None:
 def foreign(place: Guarded, name: str) -> list[str]:
     """Subjects that this service has no business with."""
     told, found = declared(place, name), place.declared
-    acts = ["$SYS.REQ.SERVER.PING", f"{JS}ACCOUNT.PURGE.$G", f"{JS}SERVER.REMOVE", f"{JS}STREAM.LIST", "_INBOX.x"]
+    acts = ["$SYS.REQ.SERVER.PING", f"{JS}ACCOUNT.PURGE.$G", f"{JS}SERVER.REMOVE", "_INBOX.x"]
+    acts += [] if told.lists else [f"{JS}STREAM.LIST"]
     acts += [f"{users.inbox_prefix(one)}.x" for one in (*SERVICES, users.OPERATOR) if one != name]
     own = [*told.publishes, *(f"$KV.{bucket}.>" for bucket in told.buckets), *agents_own(told)]
     for stream in found.streams:

@@ -20,6 +20,7 @@ from oncewire import topology
 from oncewire.cli import audits, face, observe
 from oncewire.cli.board import Board, board_of
 from oncewire.contracts.catalog import Family
+from oncewire.contracts.topics import SNAPSHOTS
 from oncewire.errors import OncewireError, Refused
 from oncewire.settings import Settings, mask_url
 
@@ -108,7 +109,8 @@ def backfill(*, streams: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     require_spark()
     board, lake = Board(as_json), lake_of(settings)
     server = Streams(access_of(settings))
-    names = list(streams or standing.reached(lake))
+    read, _ = declared(settings)
+    names = list(streams or (name for name in standing.reached(lake) if name in read))
     with hold.held(lake.path, what="oncewire pipeline backfill", since=_now()):
         for name in names:
             first = standing.begin_again(lake, name, server)
@@ -138,7 +140,7 @@ def status(*, as_json: bool, **flags: Any) -> None:
         face.print_json(told)
     else:
         _print(told)
-    if any(one["state"] == "stopped" for one in told["streams"]):
+    if any(one["state"] == "stopped" for one in told["streams"]) or told["topics"]["stopped"]:
         raise SystemExit(face.EXIT_NOT_WELL)
 
 
@@ -151,13 +153,14 @@ def _standing(settings: Settings, lake: Lake) -> dict[str, Any]:
     read, left_out = declared(settings)
     server = Streams(access_of(settings))
     try:
-        streams = standing.streams(lake, read, server)
+        streams, topics = standing.streams(lake, read, server), standing.topics(lake, server)
     finally:
         server.close()
     return {
         "lake": str(lake.path),
         "held_by": hold.holder(lake.path),
         "streams": [asdict(one) for one in streams],
+        "topics": asdict(topics),
         "left_out": left_out,
         "bronze_version": lake.open(BRONZE).version() if lake.exists(BRONZE) else -1,
         "silver_has": standing.silver_has(lake),
@@ -178,14 +181,32 @@ def _print(told: dict[str, Any]) -> None:
         if one["error"]:
             click.echo(f"    {click.style('!', fg='yellow', bold=True)} {one['error']}")
             click.echo(f"      {one['hint']}")
+    _print_topics(told["topics"])
     for name in told["left_out"]:
-        click.echo(f"  {name:<20} left out: a work queue, whose inputs come with the ledger's blocks")
+        click.echo(f"  {name:<20} left out: {_LEFT_OUT.get(name, _QUEUE)}")
     click.echo(f"  silver has version {told['silver_has']} of bronze's {told['bronze_version']}")
     if told["audit"]:
         click.echo(f"  audited {told['audit']['at']}: {audits.word(told['audit'])}")
     for one in told["tables"]:
         size = one["size_bytes"] / (1 << 20)
         click.echo(f"  {one['name']:<20} {one['rows']:>14,} rows  {one['files']:>6,} files  {size:>10,.1f} MiB")
+
+
+_QUEUE = "a work queue, whose inputs come with the ledger's blocks"
+_LEFT_OUT = {SNAPSHOTS: "what the broker's records amount to, which are read"}
+
+
+def _print_topics(told: dict[str, Any]) -> None:
+    listed = "?" if told["listed"] is None else f"{told['listed']:,}"
+    if told["read"] or told["listed"]:
+        behind = f", {told['behind']:,} behind" if told["behind"] else ""
+        click.echo(
+            f"  {'topics':<20} {told['messages']:>14,} messages of {told['read']:,} topics, {listed} now{behind}"
+        )
+    for name, why in told["stopped"].items():
+        click.echo(f"    {click.style('!', fg='yellow', bold=True)} {name}: {why}")
+    if told["error"]:
+        click.echo(f"    {click.style('!', fg='yellow', bold=True)} {told['error']} {told['hint']}")
 
 
 # ---- what is run, on what
@@ -222,10 +243,11 @@ def session(settings: Settings) -> SparkSession:
 
 
 def declared(settings: Settings) -> tuple[list[str], list[str]]:
-    """The streams to read, and the work queues, which nobody else can read."""
+    """The streams to read, and those that are left out: work queues, which nobody else can read, and what the broker
+    derives from its own records."""
     streams = [one for one in topology.load(settings=settings).streams if not one.is_bucket]
-    queues = [one.name for one in streams if one.retention == "workqueue"]
-    return [one.name for one in streams if one.name not in queues], queues
+    left_out = [one.name for one in streams if one.retention == "workqueue" or one.name == SNAPSHOTS]
+    return [one.name for one in streams if one.name not in left_out], left_out
 
 
 def families_of(settings: Settings) -> Families:
@@ -284,6 +306,7 @@ def _run(
                 lake,
                 chosen or names,
                 Reads(access_of(settings), settings.pipeline_trigger_ms / 1000, accepted=frozenset(accepted)),
+                has_topics=not chosen,
                 families=families_of(settings),
                 gold=Gold(spark, lake, settings.pipeline_gold_every_s),
                 keeping=Keeping(settings.pipeline_keep_every_s, settings.pipeline_retention_hours),
@@ -317,12 +340,16 @@ def _worst(errors: Sequence[OncewireError]) -> OncewireError:
 def _tell(board: Board, as_json: bool, told: Told) -> None:
     from oncewire.pipeline.deriving import Batch
     from oncewire.pipeline.landing import Landed
+    from oncewire.pipeline.topics import Round
 
     match told:
         case Landed(span=span, rows=rows):
             name = span.lifetime[0]
             facts = {"stream": name, "first": span.first, "last": span.last, "rows": rows, "step": told.step.value}
             _show(board, as_json, "landed", facts, name, f"read up to {span.last:,} ({rows:,} rows)")
+        case Round(topics=topics, rows=rows):
+            text = f"{rows:,} rows of {topics:,} topics"
+            _show(board, as_json, "topics", {"topics": topics, "rows": rows}, "topics", text)
         case Batch():
             names = ("rows_in", "rows_out", "duplicates", "quarantined")
             counts = {name: told.total(name) for name in names}

@@ -217,7 +217,7 @@ class Document(Struct, omit_defaults=True, frozen=True):
 
 
 _encode_json = msgspec.json.Encoder().encode
-_decode_document = msgspec.json.Decoder(Document).decode
+decode_document = msgspec.json.Decoder(Document).decode
 _OPENING = b"{"[0]
 
 
@@ -227,7 +227,7 @@ def encode_document(body: tuple[str, str, DeliveredEnvelope | None, Routing | No
 
 def decode_body(held: bytes) -> Body | Document:
     """Both forms: a MessagePack array never begins like a JSON object."""
-    return _decode_document(held) if held[0] == _OPENING else _decode_packed(held)
+    return decode_document(held) if held[0] == _OPENING else _decode_packed(held)
 
 
 SAME_BATCH: Final = -1

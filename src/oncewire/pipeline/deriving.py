@@ -153,7 +153,7 @@ class Silver:
         begun = [version for version in self._begun() if version > done]
         target = rules.next_target(begun, newest)
         versions = self._take(done, target, is_fixed=bool(begun))
-        if not any(one.added or one.facts.get("gaps") for one in versions):
+        if not any(one.added or any(span.get("gaps") for span in spans_of(one)) for one in versions):
             self._seen = target
             return None
         batch = self._run(done + 1, versions[-1].number, versions)
@@ -344,13 +344,21 @@ def balance(
 
 
 def gaps_of(version: Version, runs: dict[str, tuple[rules.Closed, ...]]) -> list[Gap]:
-    """What the range of one version of bronze does not have."""
-    facts = version.facts
-    if not facts.get("gaps"):
-        return []
-    span = Span((facts["stream"], facts["created_ns"], facts["incarnation"]), facts["first"], facts["last"])
-    there = sorted(run for file in version.added for run in runs[file.path])
-    return rules.find_gaps(span, there, has_limits=facts["limits"], is_loss_accepted=facts["accepted"])
+    """What the ranges of one version of bronze do not have."""
+    found: list[Gap] = []
+    for facts in spans_of(version):
+        if not facts.get("gaps"):
+            continue
+        span = Span((facts["stream"], facts["created_ns"], facts["incarnation"]), facts["first"], facts["last"])
+        there = sorted(run for file in version.added if place(file)[:3] == span.lifetime for run in runs[file.path])
+        found += rules.find_gaps(span, there, has_limits=facts["limits"], is_loss_accepted=facts["accepted"])
+    return found
+
+
+def spans_of(version: Version) -> list[dict[str, Any]]:
+    """The ranges that a version of bronze says it has: one, or one for each topic of a round."""
+    spans: list[dict[str, Any]] = version.facts.get("spans", [version.facts])
+    return spans
 
 
 def gap_rows(gaps: Sequence[Gap], now: datetime) -> pa.Table:

@@ -13,7 +13,21 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncewire.contracts import blocks, catalog, headers, ids, inputs, letters, message, realtime, subjects, trace
+from oncewire.contracts import (
+    blocks,
+    catalog,
+    headers,
+    ids,
+    inputs,
+    letters,
+    message,
+    realtime,
+    records,
+    subjects,
+    topics,
+    trace,
+)
+from oncewire.contracts.broker import DeliveredEnvelope, RetryPolicy
 from oncewire.contracts.catalog import Family
 from oncewire.contracts.codec import ENCODE
 from oncewire.errors import ContractViolation, UnsupportedVersion
@@ -60,6 +74,10 @@ class Read(NamedTuple):
 
 def silver_name(subject: str, families: Families = ()) -> str:
     """The silver table of a subject, '' where no contract names it."""
+    if subject.startswith("owb."):
+        return "broker_mark" if subject.endswith((f".{topics.FENCE}", f".{topics.KEYS}")) else "broker"
+    if subject.startswith("broker_records."):
+        return "broker_record"
     found = next((family for pattern, family in families if subjects.matches(subject, pattern)), None)
     family = found or catalog.family(subject)
     if family is Family.LETTER:
@@ -331,6 +349,123 @@ def shown(value: str | None) -> str | None:
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if value is not None else None
 
 
+# ---- the broker's
+
+
+def read_broker(body: bytes, place: Place) -> Read:
+    """A message of a topic. Its place is its identity: repeats of a key were dropped before it was stored, and the same
+    key after its time is another message."""
+    where = topics.read_subject(place.subject)
+    try:
+        told = records.decode_document(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"topic message: {error}") from None
+    envelope = told.envelope or _NO_ENVELOPE
+    policy, letter = envelope.retry_policy or _NO_POLICY, envelope.dlq
+    context = trace.parse_traceparent(envelope.traceparent) or trace.extract(place.carried())
+    own = (
+        where.topic,
+        where.partition,
+        place.origin.sequence - 1,
+        told.key,
+        told.value,
+        envelope.run_id or None,
+        envelope.step_id or None,
+        envelope.parent_step_id or None,
+        envelope.idempotency_key or None,
+        envelope.target_topic or None,
+        envelope.deadline,
+        policy.max_attempts or None,
+        policy.backoff_ms or None,
+        told.routing.label if told.routing else None,
+        letter.original_topic if letter else None,
+        letter.original_partition if letter else None,
+        letter.original_offset if letter else None,
+        letter.attempts if letter else None,
+        letter.last_error if letter else None,
+        hashlib.sha256(body).digest(),
+    )
+    return Read(
+        where.tenant or envelope.tenant_id or subjects.DEFAULT_TENANT,
+        "",
+        ids.position_identity(place.origin),
+        _stored_us(place),
+        context.trace_id if context else None,
+        context.span_id if context else None,
+        envelope.parent_step_id or None,
+        envelope.run_id or None,
+        own[-1],
+        None,
+        own,
+    )
+
+
+_NO_ENVELOPE: Final = DeliveredEnvelope()
+_NO_POLICY: Final = RetryPolicy()
+
+
+def read_broker_mark(body: bytes, place: Place) -> Read:
+    """What an owner stores beside messages: a fence, or the key of a message that went to another topic."""
+    where = topics.read_subject(place.subject)
+    partition = None if where.kind == topics.KEYS else where.partition
+    own = (where.topic, partition, where.kind, body.decode("utf-8", "replace"))
+    return _plain(place._replace(tenant=where.tenant), ids.position_identity(place.origin), own)
+
+
+def read_broker_record(body: bytes, place: Place) -> Read:
+    """What the owner of a partition decided, each record an event in order."""
+    number, partition = topics.read_records_subject(place.subject)
+    try:
+        told = records.decode_packed(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ContractViolation(f"broker record: {error}") from None
+    events = [_event(told, one, number, partition) for one in told.records]
+    digest = hashlib.sha256(body).digest()
+    after = None if told.after == records.SAME_BATCH else told.after
+    own = (number, partition, told.topic or None, told.owner, told.taken, after, events, digest)
+    tenant = told.tenant or subjects.DEFAULT_TENANT
+    identity = ids.position_identity(place.origin)
+    return Read(tenant, "", identity, _stored_us(place), None, None, None, None, digest, None, own)
+
+
+_KINDS: Final = {
+    records.Acked: "acked",
+    records.Retried: "retried",
+    records.Buried: "buried",
+    records.GroupMade: "group_made",
+    records.GroupSeen: "group_seen",
+    records.Trimmed: "trimmed",
+    records.Marked: "marked",
+}
+
+
+def _event(told: records.Packed, record: records.Record, number: int, partition: int) -> dict[str, Any]:
+    kind = _KINDS.get(type(record))
+    if kind is None:
+        raise ContractViolation(f"broker record: a {type(record).__name__} is not an owner's to write")
+    is_mark = isinstance(record, records.Marked)  # a worker's key may be kept in another partition than its message
+    if record.topic != number or (not is_mark and getattr(record, "partition", partition) != partition):
+        raise ContractViolation(f"broker record: one of {_place(record)} stands among those of {number}.{partition}")
+    group = getattr(record, "group", None)
+    name = told.groups.get(str(group)) if group is not None else None
+    if group is not None and name is None:
+        raise ContractViolation(f"broker record: group {group} has no name")
+    at_ms = getattr(record, "at_ms", 0)
+    return {
+        "kind": kind,
+        "group": name,
+        "offset": None if is_mark else getattr(record, "offset", None),
+        "attempts": getattr(record, "attempts", None),
+        "consumer": getattr(record, "owner", None) or None,
+        "at": _EPOCH + timedelta(milliseconds=at_ms) if at_ms else None,
+        "error": getattr(record, "last_error", None) or None,
+    }
+
+
+def _place(record: records.Record) -> str:
+    return f"{record.topic}.{getattr(record, 'partition', '*')}"
+
+
 Reader = Callable[[bytes, Place], Read]
 READERS: Final[dict[str, Reader]] = {
     "runtime": read_runtime,
@@ -341,6 +476,9 @@ READERS: Final[dict[str, Reader]] = {
     "request": read_letter,
     "replay": read_replay,
     "advisory": read_advisory,
+    "broker": read_broker,
+    "broker_mark": read_broker_mark,
+    "broker_record": read_broker_record,
 }
 
 

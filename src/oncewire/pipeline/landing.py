@@ -13,6 +13,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import headers, letters
-from oncewire.errors import Corrupt
+from oncewire.contracts import headers, letters, topics
+from oncewire.errors import ContractViolation, Corrupt
 from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.log import Lake, is_partitioned
@@ -91,7 +92,8 @@ def readable(texts: pa.Array) -> pa.Array:
 
 
 def tenants(subject: pa.Array, carried: pa.Array) -> pa.Array:
-    """By the subject on `evt.` and `cmd.`, by the header that a relay or the dead-letter service wrote, else null."""
+    """By the subject on `evt.`, `cmd.` and topics, by the header that a relay or the dead-letter service wrote, else
+    null."""
     coded = subject.dictionary_encode()
     by_subject = pa.array([_tenant_of(one) for one in coded.dictionary.to_pylist()], pa.string()).take(coded.indices)
     if by_subject.null_count == 0:
@@ -103,6 +105,10 @@ def tenants(subject: pa.Array, carried: pa.Array) -> pa.Array:
 
 
 def _tenant_of(subject: str) -> str | None:
+    if subject.startswith("owb."):
+        with suppress(ContractViolation):
+            return topics.read_subject(subject).tenant or None
+        return None
     kind, _, rest = subject.partition(".")
     return rest.partition(".")[0] or None if kind in ("evt", "cmd") and rest.count(".") >= 2 else None
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from oncewire import errors
+from oncewire.contracts.topics import Bears
 from oncewire.errors import Corrupt, NotFound, OncewireError, Refused, Unavailable
 from oncewire.pipeline import checkpoints
 from oncewire.pipeline import options as given
@@ -29,7 +30,7 @@ from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import Landed, Landing, source
 from oncewire.pipeline.rules import Facts
 from oncewire.pipeline.source import HAS_ADMISSION, read_file
-from oncewire.pipeline.stream import facts_of
+from oncewire.pipeline.stream import facts_of, topics_of
 from oncewire.pipeline.tables import BRONZE, high_water
 from oncewire.pipeline.wire import Wire, connect
 
@@ -79,6 +80,15 @@ class Streams:
             return facts_of(self._wire, stream)
         except NotFound:
             return None
+        except Unavailable:
+            self.close()
+            raise
+
+    def topics(self) -> list[tuple[Facts, Bears]]:
+        """All topics of the broker as they are now. Unavailable when nobody answers."""
+        try:
+            self._wire = self._wire or connect(self._access, ASK_S)
+            return topics_of(self._wire)
         except Unavailable:
             self.close()
             raise

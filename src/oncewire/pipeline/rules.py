@@ -12,6 +12,7 @@ its creation time and hands its sequences out a second time.
     a newer incarnation, and that message is gone            went back (nothing shows that the offset is older)
     the first sequence is above the offset                   trimmed: by age, size, count, or a purge
     the same, on a stream with limits per subject or TTL     limit: what the stream was made to do, no loss
+    the same, on a topic of the broker or its records        limit: the broker removes what is settled
     a sequence is missing between two others                 deleted: legitimate, no loss
 
 Messages before the offset may be gone: they were read. Everything else stops the query, unless it was told to go on.
@@ -27,6 +28,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
 
+from oncewire.contracts.topics import is_trimmed_by_broker
 from oncewire.errors import Corrupt, Refused
 from oncewire.jetstream.protocol import parse_time_ns
 
@@ -86,7 +88,8 @@ class Facts:
     size_bytes: int
     retention: str
     has_subject_limits: bool
-    """Per-subject limits or message TTL: the stream itself removes messages from its middle and its head."""
+    """Per-subject limits or message TTL, or the broker, which removes what is settled: messages go from the middle and
+    the head by design."""
     incarnation: int = 0
 
     @property
@@ -114,7 +117,9 @@ class Facts:
             messages=state["messages"],
             size_bytes=state["bytes"],
             retention=config.get("retention", "limits"),
-            has_subject_limits=config.get("max_msgs_per_subject", 0) > 0 or bool(config.get("allow_msg_ttl")),
+            has_subject_limits=config.get("max_msgs_per_subject", 0) > 0
+            or bool(config.get("allow_msg_ttl"))
+            or is_trimmed_by_broker(config["name"]),
         )
 
 
@@ -180,6 +185,8 @@ def find_loss(start: Offset, facts: Facts, time_before: str | None) -> Loss | No
 
 def trimmed(facts: Facts, first: int, end: int) -> Loss:
     """Messages that were there to be read and are not any more."""
+    if is_trimmed_by_broker(facts.name):
+        return Loss(facts.name, "limit", first, end, "the broker removed them: settled by all groups, or deleted")
     if facts.has_subject_limits and facts.messages:
         return Loss(facts.name, "limit", first, end, "its limits per subject or TTL removed them")
     detail = f"it now begins at {facts.first}; age, size or count limits or a purge removed them before they were read"

@@ -1,7 +1,8 @@
 """The pipeline: streams into bronze, bronze into silver, silver into gold, and the keeping of the lake, in one driver.
 
-Bronze is one Structured Streaming query per stream. Silver, gold and housekeeping take turns in this loop, so there is
-one writer of each table. A stop lets each query end its batch and this loop its own.
+Bronze is one Structured Streaming query per declared stream, and rounds over the broker's topics (topics.py). Rounds,
+silver, gold and housekeeping take turns in this loop, so there is one writer of each table. A stop lets each query end
+its batch and this loop its own.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from oncewire.pipeline.landing import Landed
 from oncewire.pipeline.reading import RETRY_S, Reading, Reads, State, Streams, failure
 from oncewire.pipeline.source import JetStreamSource
 from oncewire.pipeline.tables import BRONZE
+from oncewire.pipeline.topics import Listed, Round, Topics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,7 +38,7 @@ FAILURES_MAX: Final = 10
 """So often in a row one pass tries a stream again."""
 TICK_S: Final = 0.25
 
-Told = Landed | Batch | Reading
+Told = Landed | Batch | Reading | Round
 Tell = Callable[[Told], None]
 
 
@@ -50,6 +52,7 @@ class Pipeline:
         streams: Sequence[str],
         reads: Reads,
         *,
+        has_topics: bool = True,
         families: Families = (),
         keeping: Keeping,
         gold: Gold | None = None,
@@ -61,10 +64,12 @@ class Pipeline:
         self._failures = 0
         self._streams = Streams(reads.access)
         self.readings = [Reading(spark, lake, name, reads, self._streams, tell) for name in streams]
+        self.topics = Topics(spark, lake, reads, self._streams, tell) if has_topics else None
         self._silver = Silver(spark, lake, families)
         self._gold = gold
         self._keeper = Keeper(spark, lake, keeping)
         self._states: dict[str, Any] = {}
+        self._topics_shown: dict[str, Any] = {}
 
     def once(self, stop: threading.Event) -> None:
         """Everything that is there now: bronze, then silver, then gold, then the keeping."""
@@ -81,13 +86,32 @@ class Pipeline:
                 self._note()
                 running = [one for one in running if one.state not in (State.DONE, State.STOPPED)]
                 stop.wait(TICK_S if running else 0)
+            self._topics_once(stop)
         finally:
             self._finish()
         self.derive_all(stop)
         if not stop.is_set():
             if self._gold is not None:
-                self._gold.refresh(self._silver.done())
-            self._keeper.keep(self._silver.done())
+                self._gold.refresh(self.silver_has)
+            self._keeper.keep(self.silver_has)
+
+    def _topics_once(self, stop: threading.Event) -> None:
+        """The topics as they are now."""
+        if self.topics is None:
+            return
+        listed: list[Listed] | None = None
+        failures = 0
+        while not stop.is_set():
+            try:
+                listed = self.topics.listed() if listed is None else listed
+                if not self.topics.round(listed):
+                    return
+                failures = 0
+            except Exception as error:  # as with silver: nothing of the round was committed
+                failures += 1
+                if not isinstance(self.topics.failed(error), Unavailable) or failures > FAILURES_MAX:
+                    return
+                stop.wait(RETRY_S)
 
     def _stop_at_last(self, reading: Reading) -> None:
         if reading.state is State.RETRYING and reading.failures > FAILURES_MAX:
@@ -100,14 +124,21 @@ class Pipeline:
             while not stop.is_set():
                 for reading in self.readings:
                     reading.look(time.monotonic())
+                if self.topics is not None:
+                    self.topics.look()
                 self._note()
                 if not self._derive(stop):
                     if self._gold is not None:
-                        self._gold.refresh_sometimes(self._silver.done())
-                    self._keeper.keep_sometimes(self._silver.done(), time.monotonic())
+                        self._gold.refresh_sometimes(self.silver_has)
+                    self._keeper.keep_sometimes(self.silver_has, time.monotonic())
                     stop.wait(TICK_S)
         finally:
             self._finish()
+
+    @property
+    def silver_has(self) -> int:
+        """The version of bronze that is whole in silver."""
+        return self._silver.done()
 
     def derive_all(self, stop: threading.Event) -> None:
         """Silver of everything that bronze has."""
@@ -138,13 +169,15 @@ class Pipeline:
     def _note(self) -> None:
         """Tell, and write down for `status`, how the streams stand, when it has changed."""
         states = {one.stream: one.shown() for one in self.readings}
-        if states == self._states:
+        topics = self.topics.standing.shown() if self.topics is not None else {}
+        if (states, topics) == (self._states, self._topics_shown):
             return
         for one in self.readings:
             if states[one.stream] != self._states.get(one.stream):
                 self._tell(one)
-        self._states = states
-        hold.write_state(self._lake.path, {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "streams": states})
+        self._states, self._topics_shown = states, topics
+        told = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "streams": states, "topics": topics}
+        hold.write_state(self._lake.path, told)
 
     def _finish(self) -> None:
         for reading in self.readings:
@@ -158,4 +191,5 @@ class Pipeline:
 
     def stopped(self) -> list[OncewireError]:
         """Why streams stopped that somebody must look at."""
-        return [one.error for one in self.readings if one.state is State.STOPPED and one.error is not None]
+        found = [one.error for one in self.readings if one.state is State.STOPPED and one.error is not None]
+        return [*found, *(self.topics.standing.errors if self.topics is not None else ())]

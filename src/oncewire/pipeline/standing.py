@@ -5,13 +5,15 @@ And the way back when a checkpoint is lost: the lake itself knows how far it has
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.errors import Corrupt, NotFound, Unavailable
+from oncewire.contracts.topics import STREAM_PREFIXES
+from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
 from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline import checkpoints
 from oncewire.pipeline.lake import hold
@@ -75,6 +77,34 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
             state, error, hint = {"state": "stopped"}, lost.message, lost.hint
         found.append(StreamStands(name, at, lasts.get(name), state.get("state", "waiting"), error, hint))
     return found
+
+
+@dataclass(frozen=True)
+class TopicsStand:
+    """The broker's topics. `listed` and `behind` are None when nobody could be asked."""
+
+    read: int
+    messages: int
+    listed: int | None
+    behind: int | None
+    stopped: dict[str, str]
+    error: str
+    hint: str
+
+
+def topics(lake: Lake, server: Streams) -> TopicsStand:
+    """How many the lake has read, deleted ones included, and how many are further than it."""
+    known = high_water(lake.open(BRONZE)) if lake.exists(BRONZE) else {}
+    far = {lifetime: last for lifetime, last in known.items() if lifetime[0].startswith(STREAM_PREFIXES)}
+    told: dict[str, Any] = hold.read_state(lake.path).get("topics") or {}
+    listed: int | None = None
+    behind: int | None = None
+    with suppress(Unavailable, Refused):
+        found = server.topics()
+        listed = len(found)
+        behind = sum(1 for facts, _ in found if facts.last > far.get((facts.name, parse_time_ns(facts.created), 0), 0))
+    stopped, error, hint = told.get("stopped", {}), told.get("error", ""), told.get("hint", "")
+    return TopicsStand(len(far), sum(far.values()), listed, behind, stopped, error, hint)
 
 
 def _lasts(server: Streams, names: list[str]) -> dict[str, int]:

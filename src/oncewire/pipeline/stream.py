@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oncewire.contracts.subjects import INCARNATIONS_BUCKET, READER_PREFIX
+from oncewire.contracts.topics import SUBJECTS, Bears, read_metadata
 from oncewire.errors import ContractViolation, Corrupt, NotFound, ProtocolViolation
 from oncewire.jetstream.protocol import CRLF, Message, parse_time_ns
 from oncewire.pipeline.rules import Facts
@@ -57,6 +58,22 @@ def facts_of(wire: Wire, stream: str) -> Facts:
         raise NotFound(
             f"there is no stream {stream} on {wire.address}", hint="`oncewire topology apply` makes the declared ones."
         ) from None
+
+
+def topics_of(wire: Wire) -> list[tuple[Facts, Bears]]:
+    """All topics of the broker with how far each is, in pages. One that comes meanwhile is found the next time."""
+    found: dict[str, tuple[Facts, Bears]] = {}
+    offset = 0
+    while True:
+        page = wire.api("STREAM.LIST", {"offset": offset, "subject": SUBJECTS})
+        streams = page.get("streams") or []
+        for info in streams:
+            bears = read_metadata(info["config"].get("metadata") or {})
+            if bears is not None:
+                found[info["config"]["name"]] = Facts.of(info), bears
+        offset += len(streams)
+        if not streams or offset >= page["total"]:
+            return list(found.values())
 
 
 def incarnation_of(wire: Wire, stream: str) -> int:

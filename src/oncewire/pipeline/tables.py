@@ -4,6 +4,7 @@
     <lake>/gaps               one row per range of sequences that bronze does not have, with its cause
     <lake>/quarantine         one row per message that silver refused, raw  position
     <lake>/silver/<family>    one row per identity                          key (16 bytes)
+    <lake>/topics             one row per topic of the broker that was read: which stream bears which number
     <lake>/batches            one row per batch of silver and family: the balance of its rows
 
     family      subjects of the contracts                one row is
@@ -14,6 +15,9 @@
     letter      dlq.>                                    a dead letter
     request     dlq_requests.*                           what an agent handed to the dead-letter service
     replay      dlq_replays.*                            a step of a letter's way back
+    broker      owb.*.*.*                                a message of a topic
+    broker_mark owb.*.*.*.fence, owb.*.*.keys            what an owner stores in a topic beside messages
+    broker_record broker_records.*.*                     settlements and the like of a partition, nested
     advisory    $JS.EVENT.ADVISORY.CONSUMER.…            a delivery that the server gave up
 
 A *position* is (stream, created_ns, incarnation, sequence): sequences alone begin anew when a stream is made again or
@@ -118,6 +122,17 @@ _INPUTS: Final = pa.struct(
         ),
     ]
 )
+_EVENT: Final = pa.struct(
+    [
+        ("kind", pa.string()),  # acked, retried, buried · group_made, group_seen · trimmed · marked
+        ("group", pa.string()),
+        ("offset", pa.int64()),  # of a trim: all up to it are forgotten
+        ("attempts", pa.int64()),  # so far, this one included
+        ("consumer", pa.string()),  # who held the delivery
+        ("at", TIMESTAMP),
+        ("error", pa.string()),
+    ]
+)
 _LETTER: Final[Columns] = (
     ("cause", pa.string()),  # the short name that letters are grouped by
     ("error", pa.string()),
@@ -165,6 +180,20 @@ QUARANTINE: Final = Table(
     "a message that silver refused",
 )
 
+TOPICS: Final = Table(
+    "topics",
+    (
+        ("tenant", pa.string()),
+        ("stream", pa.string()),
+        ("created_ns", pa.int64()),
+        ("number", pa.int64()),  # which settlement records name it by
+        ("topic", pa.string()),
+        ("partitions", pa.int32()),
+        ("found_at", TIMESTAMP),
+    ),
+    ("stream", "created_ns"),
+    "a topic of the broker that bronze has messages of",
+)
 BATCHES: Final = Table(
     "batches",
     (
@@ -182,7 +211,7 @@ BATCHES: Final = Table(
 )
 
 
-def _silver(family: Family, name: str, grain: str, *columns: tuple[str, Any]) -> Table:
+def _silver(family: Family | None, name: str, grain: str, *columns: tuple[str, Any]) -> Table:
     return Table(f"silver/{name}", (*COMMON, *columns, *DATE), ("key",), grain, family)
 
 
@@ -273,8 +302,56 @@ SILVER: Final = {
         ("origin_sequence", pa.int64()),
         ("payload", pa.string()),
     ),
+    "broker": _silver(
+        None,
+        "broker",
+        "a message of a topic",
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("message_key", pa.string()),  # what picked the partition
+        ("value", pa.string()),
+        ("run_id", pa.string()),
+        ("step_id", pa.string()),
+        ("parent_step_id", pa.string()),
+        ("idempotency_key", pa.string()),
+        ("target_topic", pa.string()),
+        ("deadline", TIMESTAMP),
+        ("max_attempts", pa.int64()),
+        ("backoff_ms", pa.int64()),
+        ("routing_label", pa.string()),
+        ("original_topic", pa.string()),  # of a dead letter, as what follows
+        ("original_partition", pa.int32()),
+        ("original_offset", pa.int64()),
+        ("letter_attempts", pa.int64()),
+        ("last_error", pa.string()),
+        ("digest", pa.binary()),  # 32 bytes over the body
+    ),
+    "broker_mark": _silver(
+        None,
+        "broker_mark",
+        "what an owner stores in a topic beside messages",
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("kind", pa.string()),  # fence · keys: where the message with a key went instead
+        ("payload", pa.string()),
+    ),
+    "broker_record": _silver(
+        None,
+        "broker_record",
+        "what the owner of a partition decided at once",
+        ("number", pa.int64()),  # of the topic: the table `topics` has its stream
+        ("partition", pa.int32()),
+        ("topic", pa.string()),
+        ("owner", pa.string()),  # the node
+        ("taken", pa.bool_()),  # its first one
+        ("after", pa.int64()),  # the sequence of the record before; null: it went in the same batch
+        ("events", pa.list_(pa.field("element", _EVENT))),
+        ("digest", pa.binary()),
+    ),
 }
-TABLES: Final = {table.name: table for table in (BRONZE, GAPS, QUARANTINE, BATCHES, *SILVER.values(), *GOLD.values())}
+_OWN: Final = (BRONZE, GAPS, QUARANTINE, TOPICS, BATCHES)
+TABLES: Final = {table.name: table for table in (*_OWN, *SILVER.values(), *GOLD.values())}
 
 
 def table_path(lake: str | Path, name: str) -> str:
@@ -311,7 +388,7 @@ def read_files(
     root = table_path(lake, name)
     paths = [f"{root}/{one}" for one in files] if files is not None else [local_path(uri) for uri in table.file_uris()]
     if not paths:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame([], schema).limit(0)  # so that Spark knows, and leaves out what is joined with it
     return spark.read.schema(schema).option("basePath", root).parquet(*paths)
 
 

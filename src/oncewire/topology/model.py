@@ -236,6 +236,8 @@ class Service(Struct, frozen=True, kw_only=True):
     """Publishes others' messages: to every declared stream but the internal ones."""
     reads: tuple[str, ...] = ()
     """Streams that it reads by readers and single messages, without a durable."""
+    lists: bool = False
+    """Finds streams that nobody declares, such as topics: it may list all with how far each is."""
     buckets: tuple[str, ...] = ()
     """Key-value buckets that it reads and writes."""
     asks: tuple[str, ...] = ()

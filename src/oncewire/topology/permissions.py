@@ -116,6 +116,8 @@ class _Needs:
             self._uses(durable)
         for name in service.reads:
             self._reads(name)
+        if service.lists:
+            self._api("STREAM.LIST")
         for bucket in service.buckets:
             self._allows(f"$KV.{bucket}.>")
             self._reads(BUCKET_PREFIX + bucket)

@@ -186,6 +186,7 @@ SERVICE: Mapping[str, Key] = {
     "publishes": Key("publishes", patterns, '["orders.>"]'),
     "forwards": Key("forwards", is_true, "true"),
     "reads": Key("reads", texts, '["ORDERS"] or ["*"]'),
+    "lists": Key("lists", is_true, "true"),
     "buckets": Key("buckets", texts, '["prices"]'),
     "asks": Key("asks", patterns, '["sr.queries.orders.*"]'),
     "answers": Key("answers", patterns, '["sr.queries.orders.*"]'),

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +146,18 @@ class Lake:
         A file may be left from an attempt that died long ago, and housekeeping may remove it just before it is
         committed: Unavailable, nothing is committed, and the next attempt writes it again.
         """
+        self.commit_all(handle, table, written, {app: version}, facts=facts)
+
+    def commit_all(
+        self,
+        handle: DeltaTable,
+        table: Table,
+        written: Sequence[Written],
+        moved: Mapping[str, int],
+        *,
+        facts: dict[str, Any] | None = None,
+    ) -> None:
+        """The same for several transaction ids at once."""
         now_ms = time.time_ns() // 1_000_000
         adds = [
             AddAction(one.path, one.size_bytes, {"date": one.date} if one.date else {}, now_ms, True, one.stats)
@@ -154,7 +166,7 @@ class Lake:
         with self._removing:
             if gone := [one.path for one in written if not Path(self.root(table), one.path).exists()]:
                 raise Unavailable(f"the file {gone[0]} of the table {table.name} was removed before it was committed")
-            self._write(handle, table, adds, [Transaction(app, version)], facts or {})
+            self._write(handle, table, adds, [Transaction(app, at) for app, at in moved.items()], facts or {})
 
     def clear(self, table: Table, retention_hours: int) -> None:
         """Remove the files that no version within the retention names, and log entries that nobody needs."""
