@@ -98,6 +98,16 @@ def test_streams_beyond_the_first_are_one_line() -> None:
     assert (594 + 593 + 592) / 60 == pytest.approx(found[-1].values[0])
 
 
+def test_topics_are_summed_by_group_the_busiest_first() -> None:
+    found = rules.topic_lines(reports.topics())
+    names = ("topic", "group", "produced", "settled", "dead", "failed", "p95_ms")
+    assert [
+        ("orders", "", 8_000, 0, 0, 0, None),
+        ("orders", "billing", 0, 7_980, 8, 62, 55.0),
+        (reports.EVIL, "", 3, 0, 0, 0, None),
+    ] == [tuple(one[name] for name in names) for one in found]
+
+
 def test_latency_is_that_of_the_worst_minute() -> None:
     rows = [
         {"stream": name, "window_start": reports.BEGIN, "p50_ms": value, "p95_ms": value, "p99_ms": value}

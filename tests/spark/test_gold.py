@@ -11,12 +11,12 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from oncewire.pipeline.gold import frames
+from oncewire.pipeline.gold import frames, topics
 from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.report.page import page
 from oncewire.pipeline.report.read import content
-from oncewire.pipeline.tables import GOLD, SILVER, open_table
+from oncewire.pipeline.tables import GOLD, SILVER, TOPICS, open_table
 from tests.support.lakes import FakeAgent
 from tests.support.lakes import Lake as Made
 
@@ -31,7 +31,7 @@ class Rows:
     """Rows of silver, made by hand."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SILVER}
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in (*SILVER, "topics")}
 
     def add(self, family: str, at: datetime, **columns: Any) -> None:
         number = len(self.rows[family]) + 1
@@ -47,7 +47,7 @@ class Rows:
 
     def frames(self, spark: SparkSession) -> dict[str, DataFrame]:
         return {
-            name: spark.createDataFrame(pa.Table.from_pylist(rows, SILVER[name].schema))
+            name: spark.createDataFrame(pa.Table.from_pylist(rows, {**SILVER, "topics": TOPICS}[name].schema))
             for name, rows in self.rows.items()
         }
 
@@ -66,6 +66,7 @@ def silver(spark: SparkSession) -> dict[str, DataFrame]:
     usage(rows)
     runs(rows)
     deliveries(rows)
+    topic(rows)
     return rows.frames(spark)
 
 
@@ -129,6 +130,74 @@ def test_lineage_is_that_of_the_last_days(silver: dict[str, DataFrame]) -> None:
     """Usage that came twenty days later is the newest message, so the run is too old."""
     found, _ = frames.lineage(silver)
     assert 2 == found.count()
+
+
+def topic(rows: Rows) -> None:
+    """A run of three steps on a topic: b and c follow a. c is done at its second attempt 6 s after a was stored, b is
+    given up a minute later. Group h came when a was forgotten, and has settled nothing."""
+    rows.rows["topics"].append({"tenant": "acme", "stream": "T", "created_ns": 1, "number": 5, "topic": "orders"})
+    for at, (step, parent, later) in enumerate([("a", None, 0.0), ("b", "a", 1.0), ("c", "a", 2.0)]):
+        rows.add(
+            "broker", NOON + seconds(later), stream="T", sequence=at + 1, offset=at, topic="orders", partition=0,
+            value="12345", run_id="r", step_id=step, parent_step_id=parent,
+        )  # fmt: skip
+
+    def wrote(sequence: int, later: float, *events: tuple[str, str | None, int | None, int | None]) -> None:
+        at = NOON + seconds(later)
+        told = [
+            {"kind": kind, "group": group, "offset": offset, "attempts": attempts, "at": at, "error": kind}
+            for kind, group, offset, attempts in events
+        ]
+        rows.add("broker_record", at, stream="R", sequence=sequence, number=5, partition=0, events=told)
+
+    wrote(1, 0.0, ("group_made", "g", None, None))
+    wrote(2, 3.0, ("acked", "g", 0, 1), ("retried", "g", 1, 1), ("retried", "g", 2, 1))
+    wrote(3, 4.0, ("trimmed", None, 0, None), ("group_made", "h", None, None))
+    wrote(4, 6.0, ("acked", "g", 2, 2))
+    wrote(5, 66.0, ("buried", "g", 1, 2))
+
+
+def test_what_goes_through_a_topic_is_counted_by_minute(silver: dict[str, DataFrame]) -> None:
+    """Three of 5 characters come in the first minute, where g settles two (3 s and 4 s after they came) and fails
+    at two; in the next it gives one up."""
+    columns = ("group", "produced", "bytes", "settled", "dead", "failed", "per_s", "p50_ms", "max_ms")
+    naive = NOON.replace(tzinfo=None)
+    found = topics.throughput(silver).select("topic", "window_start", *columns).orderBy("window_start", "group")
+    assert [
+        ("orders", naive, "", 3, 15, 0, 0, 0, 0.05, None, None),
+        ("orders", naive, "g", 0, 0, 2, 0, 2, 2 / 60, 3000.0, 4000.0),
+        ("orders", naive + seconds(60), "g", 0, 0, 0, 1, 1, 1 / 60, None, None),
+    ] == [tuple(row) for row in found.collect()]
+
+
+def test_each_message_has_an_outcome_for_each_group_that_it_is_meant_for(silver: dict[str, DataFrame]) -> None:
+    found = listed(topics.outcomes(silver), "offset", "group", "outcome", "attempts", "error")
+    assert [
+        (0, "g", "settled", 1, "acked"),
+        (1, "g", "dead", 2, "buried"),
+        (1, "h", "pending", 0, None),
+        (2, "g", "settled", 2, "acked"),
+        (2, "h", "pending", 0, None),
+    ] == found
+
+
+def test_a_run_on_a_topic_ends_when_its_groups_have_settled_it(silver: dict[str, DataFrame]) -> None:
+    """Group h has not settled b and c, so only a has an end; without h the run ends with b, 66 s after it began."""
+    alone = dict(silver)
+    alone["broker_record"] = silver["broker_record"].where("sequence != 3")
+    ended = {name: frames.lineage(told, days=30) for name, told in (("both", silver), ("alone", alone))}
+    assert [("r", 3, 3.0, 2, ["a"]), ("r", 3, 66.0, 2, ["a", "b"])] == [
+        (run.run, run.steps, run.duration_ms / 1000, run.retries, run.critical_path)
+        for runs, _ in ended.values()
+        for run in runs.where("run = 'r'").collect()
+    ]
+    told = listed(ended["alone"][1].where("run = 'r'"), "step", "wait_ms", "retries", "is_critical", "done_at")
+    naive = NOON.replace(tzinfo=None)
+    assert [
+        ("a", 0.0, 0, True, naive + seconds(3)),
+        ("b", 1000.0, 1, True, naive + seconds(66)),
+        ("c", 2000.0, 1, False, naive + seconds(6)),
+    ] == told
 
 
 def deliveries(rows: Rows) -> None:

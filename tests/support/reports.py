@@ -89,6 +89,16 @@ def letters() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def topics() -> list[dict[str, Any]]:
+    """Two minutes of a busy topic with one group, and a quiet one that nobody reads."""
+    none = {"settled": 0, "dead": 0, "failed": 0, "p50_ms": None, "p95_ms": None}
+    stored = {"tenant": "acme", "topic": "orders", "group": "", "produced": 4_000} | none
+    settled = {"produced": 0, "settled": 3_990, "dead": 4, "failed": 31, "p50_ms": 8.0, "p95_ms": 40.0}
+    worse = settled | {"p50_ms": 12.0, "p95_ms": 55.0}
+    quiet = stored | {"topic": EVIL, "produced": 3}
+    return [quiet, stored, stored, stored | {"group": "billing"} | settled, stored | {"group": "billing"} | worse]
+
+
 def content(*, is_good: bool = True) -> Content:
     rows = health()
     axis = rules.axis_of((row["window_start"] for row in rows), MINUTE)
@@ -103,4 +113,5 @@ def content(*, is_good: bool = True) -> Content:
         causes=rules.causes(letters()), letters=rules.letter_lines(letters()), lineage=lineage(),
         usage=[{"tenant": "acme", "meter": "gpu_hours", "unit": "h", "windows": 300, **use}],
         verdicts=[verdict(is_good=is_good, at=at) for at in reversed(later)], runs=1_033,
+        topics=rules.topic_lines(topics()),
     )  # fmt: skip

@@ -7,21 +7,21 @@ is never counted. The cost is one pass over the narrow columns of the tables nam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from oncewire.pipeline.gold import rules
 from oncewire.pipeline.gold.rules import Message
+from oncewire.pipeline.gold.shapes import shaped, union
 from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
-from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.settled import outcomes as outcomes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 Silver = Mapping[str, "DataFrame"]
-"""Tables of silver by family."""
+"""Tables of silver by family, and the lake's own table of topics as `topics`."""
 
 WINDOW: Final = "1 minute"
 WINDOW_S: Final = 60
@@ -34,24 +34,12 @@ LINEAGE_DAYS: Final = 7
 METERED: Final = "platform.billing.usage.metered"
 
 
-def _union(frames: list[DataFrame]) -> DataFrame:
-    return reduce(lambda one, other: one.unionByName(other), frames)
-
-
-def _shaped(frame: DataFrame, table: Table) -> DataFrame:
-    """Exactly the columns of the table."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    kinds = [(name, from_arrow_type(kind).simpleString()) for name, kind in table.columns]
-    return frame.selectExpr(*(f"cast({name} as {kind}) as {name}" for name, kind in kinds))
-
-
 # ---- delivery health
 
 
 def health(silver: Silver) -> DataFrame:
     """Per tenant, stream and minute of the stream's time: messages, rate, and how long events took into the stream."""
-    rows = _union(
+    rows = union(
         [
             silver[name].selectExpr(
                 "coalesce(tenant, '') as tenant", "stream", "timestamp",
@@ -70,7 +58,7 @@ def health(silver: Silver) -> DataFrame:
         *(sf.percentile_approx("latency_ms", share).alias(name) for name, share in shares.items()),
         sf.max("latency_ms").alias("max_ms"),
     )
-    return _shaped(found, HEALTH)
+    return shaped(found, HEALTH)
 
 
 def consumers(silver: Silver) -> DataFrame:
@@ -95,12 +83,12 @@ def consumers(silver: Silver) -> DataFrame:
         "greatest(deliveries - 1, 0L) as redeliveries",
     )  # fmt: skip
     counts = (*outcomes, "given_up", "redeliveries")
-    rows = _union([settled, given_up, buried]).selectExpr(
+    rows = union([settled, given_up, buried]).selectExpr(
         "coalesce(tenant, '') as tenant", "stream", "consumer", *counts,
         f"window(timestamp, '{WINDOW}').start as window_start",
     )  # fmt: skip
     grouped = rows.groupBy("tenant", "stream", "consumer", "window_start")
-    return _shaped(grouped.agg(*(sf.sum(name).alias(name) for name in counts)), CONSUMERS)
+    return shaped(grouped.agg(*(sf.sum(name).alias(name) for name in counts)), CONSUMERS)
 
 
 def dead_letters(silver: Silver) -> DataFrame:
@@ -112,7 +100,7 @@ def dead_letters(silver: Silver) -> DataFrame:
         "window(timestamp, '1 hour').start as window_start",
     )  # fmt: skip
     grouped = rows.groupBy("tenant", "stream", "consumer", "cause", "window_start")
-    return _shaped(
+    return shaped(
         grouped.agg(sf.count("*").alias("letters"), sf.max_by("error", "timestamp").alias("last_error")), DEAD_LETTERS
     )
 
@@ -141,7 +129,7 @@ def _messages(silver: Silver) -> DataFrame:
     place = ["origin_stream", "origin_created_ns", "origin_sequence"]
     retries = silver["letter"].groupBy(*place).agg(sf.max("deliveries").alias("deliveries"))
     retries = retries.withColumnsRenamed(dict(zip(place, ("stream", "created_ns", "sequence"), strict=True)))
-    rows = _union(
+    rows = union(
         [
             silver[name].selectExpr(
                 "coalesce(tenant, '') as tenant", "coalesce(correlation_id, id) as run", "id as step",
@@ -151,8 +139,33 @@ def _messages(silver: Silver) -> DataFrame:
             for name in _ENVELOPES
         ]
     )  # fmt: skip
-    joined = rows.join(sf.broadcast(retries), ["stream", "created_ns", "sequence"], "left")
-    return joined.selectExpr(*Message._fields[:-1], "greatest(coalesce(deliveries, 1) - 1, 0) as retries")
+    told = rows.join(sf.broadcast(retries), ["stream", "created_ns", "sequence"], "left")
+    enveloped = told.selectExpr(*_TOLD, "greatest(coalesce(deliveries, 1) - 1, 0) as retries", "0L as done_us")
+    return enveloped.unionByName(_topic_messages(silver))
+
+
+_TOLD: Final = Message._fields[:-2]
+
+
+def _topic_messages(silver: Silver) -> DataFrame:
+    """Messages of topics that name a run. A dead letter is no step of its own: it tells of one."""
+    from pyspark.sql import functions as sf
+
+    place = ["stream", "created_ns", "sequence"]
+    named = silver["broker"].where("run_id is not null and original_topic is null")
+    ends = (
+        outcomes_of(named, silver["broker_record"], silver["topics"])
+        .groupBy(*place)
+        .agg(
+            sf.sum("failures").alias("retries"),
+            sf.expr("if(bool_or(outcome = 'pending'), 0L, unix_micros(max(settled_at)))").alias("done_us"),
+        )
+    )
+    return named.join(ends, place, "left").selectExpr(
+        "tenant", "run_id as run", "coalesce(step_id, concat_ws('/', topic, partition, offset)) as step",
+        "parent_step_id as parent", "topic as type", "subject", "stream", "sequence",
+        "unix_micros(timestamp) as at_us", "coalesce(retries, 0L) as retries", "coalesce(done_us, 0L) as done_us",
+    )  # fmt: skip
 
 
 class _Runs:
@@ -183,7 +196,7 @@ class _Runs:
 def step_row(step: rules.Step) -> dict[str, Any]:
     told = step.message._asdict() | step._asdict()
     del told["message"]
-    told["at"] = told.pop("at_us")
+    told["at"], told["done_at"] = told.pop("at_us"), told.pop("done_us") or None
     return told
 
 
@@ -216,7 +229,7 @@ def usage(silver: Silver) -> DataFrame:
         "*", "w.start as window_start", f"timestamp > w.end + {LATE} as is_late"
     )
     grouped = rows.groupBy("tenant", "resource_id", "meter", "unit", "window_start")
-    return _shaped(
+    return shaped(
         grouped.agg(
             sf.sum("quantity").alias("quantity"),
             sf.count("*").alias("events"),

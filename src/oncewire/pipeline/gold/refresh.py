@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from oncewire.pipeline import tables
-from oncewire.pipeline.gold import frames
-from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
+from oncewire.pipeline.gold import frames, topics
+from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, OUTCOMES, RUNS, STEPS, THROUGHPUT, USAGE
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake, translated
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
-from oncewire.pipeline.tables import SILVER
+from oncewire.pipeline.tables import SILVER, TOPICS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -58,7 +58,7 @@ class Gold:
         old = [table for table in _DERIVED if self._has(table) < silver_has]
         if not old:
             return
-        silver = {name: self._read(table) for name, table in SILVER.items()}
+        silver = {name: self._read(table) for name, table in SILVER.items()} | {"topics": self._read(TOPICS)}
         runs, steps = frames.lineage(silver)
         made = {
             HEALTH: frames.health(silver),
@@ -67,6 +67,8 @@ class Gold:
             USAGE: frames.usage(silver),
             RUNS: runs,
             STEPS: steps,
+            THROUGHPUT: topics.throughput(silver),
+            OUTCOMES: topics.outcomes(silver),
         }
         for table in old:
             self._replace(table, made[table], silver_has)
@@ -88,7 +90,7 @@ class Gold:
             newest.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 
 
-_DERIVED: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, USAGE, RUNS, STEPS)
+_DERIVED: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, USAGE, RUNS, STEPS, THROUGHPUT, OUTCOMES)
 
 
 @dataclass(frozen=True)

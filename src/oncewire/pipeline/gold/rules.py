@@ -1,8 +1,9 @@
 """Lineage of one run: who caused whom, and which chain of steps the end had to wait for. Pure.
 
-A run is all messages with one correlation id; a step is one message; its parent is the message that caused it. A step
-comes to be when its stream takes it in, so it took the time since its parent was there. The critical path is the chain
-of parents behind the step that came last: shorten anything else, and the run ends no earlier.
+A run is all messages with one correlation id, or one run id on a topic; a step is one message; its parent is the
+message that caused it. A step comes to be when its stream takes it in, so it took the time since its parent was there;
+one of a topic ends when its groups have settled it. The critical path is the chain of parents behind the step that
+ended last: shorten anything else, and the run ends no earlier.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ class Message(NamedTuple):
     sequence: int
     at_us: int
     retries: int
+    done_us: int = 0
+    """When all who had to settle it had; 0 where nobody has to, or not yet."""
+
+    @property
+    def end_us(self) -> int:
+        return max(self.at_us, self.done_us)
 
 
 class Step(NamedTuple):
@@ -72,11 +79,11 @@ def run_of(messages: Sequence[Message], *, is_cut: bool = False) -> tuple[Run, l
     """The messages of one run, in order of time."""
     by_step = {message.step: message for message in reversed(messages)}
     depths = _depths(by_step)
-    last = max(messages, key=lambda one: (one.at_us, depths[one.step]))
+    last = max(messages, key=lambda one: (one.end_us, depths[one.step]))
     path = _path(by_step, last.step)
     critical = set(path)
     steps = [Step(one, _wait_ms(one, by_step), depths[one.step], one.step in critical) for one in messages]
-    started, ended = min(one.at_us for one in messages), last.at_us
+    started, ended = min(one.at_us for one in messages), last.end_us
     first = messages[0]
     return Run(
         first.tenant,

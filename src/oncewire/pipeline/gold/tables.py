@@ -68,7 +68,7 @@ RUNS: Final = Table(
         ("is_cut", pa.bool_()),  # it has more steps than are told
     ),
     ("tenant", "run"),
-    "all messages with one correlation id",
+    "all messages with one correlation id or run id",
 )
 STEPS: Final = Table(
     "gold/steps",
@@ -86,6 +86,7 @@ STEPS: Final = Table(
         ("depth", pa.int64()),
         ("retries", pa.int64()),
         ("is_critical", pa.bool_()),
+        ("done_at", TIMESTAMP),  # when all groups of its topic had settled it; null elsewhere, and before
     ),
     ("stream", "sequence", "step"),
     "a message in its run",
@@ -120,4 +121,49 @@ AUDITS: Final = Table(
     ("at",),
     "a verdict of an audit",
 )
-GOLD: Final = {table.name: table for table in (HEALTH, CONSUMERS, DEAD_LETTERS, RUNS, STEPS, USAGE, AUDITS)}
+THROUGHPUT: Final = Table(
+    "gold/throughput",
+    (
+        ("tenant", pa.string()),
+        ("topic", pa.string()),
+        ("group", pa.string()),  # '' for what producers stored
+        ("window_start", TIMESTAMP),  # a minute
+        ("produced", pa.int64()),
+        ("bytes", pa.int64()),  # characters of the values
+        ("settled", pa.int64()),
+        ("dead", pa.int64()),
+        ("failed", pa.int64()),  # attempts, the last one of the dead included
+        ("per_s", pa.float64()),
+        ("p50_ms", pa.float64()),  # from stored to settled
+        ("p95_ms", pa.float64()),
+        ("p99_ms", pa.float64()),
+        ("max_ms", pa.float64()),
+    ),
+    ("tenant", "topic", "group", "window_start"),
+    "a minute of a topic, as its producers or one of its groups see it",
+)
+OUTCOMES: Final = Table(
+    "gold/outcomes",
+    (
+        ("tenant", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("group", pa.string()),
+        ("stream", pa.string()),
+        ("created_ns", pa.int64()),
+        ("timestamp", TIMESTAMP),  # when it was stored
+        ("trace_id", pa.string()),
+        ("run_id", pa.string()),
+        ("step_id", pa.string()),
+        ("outcome", pa.string()),  # settled, dead, pending · lapsed: forgotten before this group settled it
+        ("attempts", pa.int64()),
+        ("consumer", pa.string()),  # who held the last delivery that was written down
+        ("error", pa.string()),
+        ("settled_at", TIMESTAMP),
+    ),
+    ("stream", "created_ns", "offset", "group"),
+    "a message of a topic and a group that it is meant for",
+)
+_ALL: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, RUNS, STEPS, USAGE, THROUGHPUT, OUTCOMES, AUDITS)
+GOLD: Final = {table.name: table for table in _ALL}

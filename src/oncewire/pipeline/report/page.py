@@ -15,12 +15,13 @@ from oncewire.pipeline.report.style import STYLE
 
 VERDICTS_SHOWN: Final = 30
 FINDINGS_SHOWN: Final = 50
+STOPS_SHOWN: Final = 100
 
 
 def page(content: Content) -> str:
     """The whole document."""
     parts = [_head(content), _verdict(content), _throughput(content), _latency(content), _letters(content)]
-    parts += [_consumers(content), _lineage(content), _usage(content)]
+    parts += [_consumers(content), _topics(content), _lineage(content), _usage(content)]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -151,12 +152,14 @@ def _cut(verdict: Verdict) -> str:
             f"{stop.sequence:,}",
             f"{stop.pending:,}",
         )
-        for stop in verdict.cut
+        for stop in verdict.cut[:STOPS_SHOWN]
     ]
     heads = [("stream", ""), ("up to sequence", "n"), ("newer ones", "n")]
     chains = [(escape(one.chain), f"{one.last:,}", f"{one.confirmed:,}") for one in verdict.chains]
     more = [("agent", ""), ("up to block", "n"), ("effects up to block", "n")]
-    told = table(heads, stops, "The cut: what lies above is pending") + (
+    rest = len(verdict.cut) - len(stops)
+    more_streams = f", and {rest:,} streams more" if rest else ""
+    told = table(heads, stops, f"The cut: what lies above is pending{more_streams}") + (
         table(more, chains, "Chains of blocks") if chains else ""
     )
     return f"<details><summary>The cut</summary>{told}</details>"
@@ -225,6 +228,26 @@ def _consumers(content: Content) -> str:
     ]
     heads = [("stream", ""), ("consumer", ""), *((name.replace("_", " "), "n") for name in names)]
     return section("consumers", "Consumers", table(heads, rows, "What became of the inputs"))
+
+
+def _topics(content: Content) -> str:
+    if not content.topics:
+        return ""
+
+    def took(ms: float | None) -> str:
+        return duration(ms) if ms is not None else ""
+
+    names = ("produced", "settled", "dead", "failed")
+    rows = [
+        (
+            escape(one["tenant"]), escape(one["topic"]), escape(one["group"] or "producers"),
+            *(f"{one[name]:,}" for name in names), took(one["p50_ms"]), took(one["p95_ms"]),
+        )
+        for one in content.topics
+    ]  # fmt: skip
+    heads = [("tenant", ""), ("topic", ""), ("group", ""), *((name, "n") for name in (*names, "p50", "p95"))]
+    lead = "what producers stored and groups settled; the percentiles, from stored to settled, are the worst minute's"
+    return section("topics", "Topics", table(heads, rows, "Topics of the broker"), lead)
 
 
 def _lineage(content: Content) -> str:

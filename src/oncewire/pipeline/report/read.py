@@ -13,7 +13,7 @@ import pyarrow as pa
 from oncewire.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing.run import last_verdicts
-from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, USAGE
+from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, THROUGHPUT, USAGE
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.report import rules
 from oncewire.pipeline.report.rules import Content, Lineage
@@ -48,6 +48,7 @@ def content(lake: str | Path, made_at: datetime, *, run: str = "", days: int = D
         rules.usage_lines(rows(lake, USAGE)),
         last_verdicts(lake, VERDICTS_MAX),
         count,
+        topics=rules.topic_lines([row for row in rows(lake, THROUGHPUT) if row["window_start"] > since]),
     )
 
 

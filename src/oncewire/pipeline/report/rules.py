@@ -80,6 +80,7 @@ class Content:
     verdicts: list[Verdict]
     runs: int = 0
     notes: list[str] = field(default_factory=list)
+    topics: list[dict[str, Any]] = field(default_factory=list)
 
 
 def axis_of(windows: Iterable[datetime], window: timedelta) -> Axis | None:
@@ -185,3 +186,23 @@ def usage_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             line[name] += row[name] or 0
         line["windows"] += 1
     return [found[place] for place in sorted(found)]
+
+
+TOPICS_SHOWN: Final = 50
+
+
+def topic_lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Topics with what their producers stored, and a line for each group, the busiest topics first."""
+    counts = ("produced", "settled", "dead", "failed")
+    lines: dict[tuple[str, str, str], dict[str, Any]] = {}
+    totals: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (row["tenant"], row["topic"], row["group"])
+        empty = dict.fromkeys(counts, 0) | {"p50_ms": None, "p95_ms": None}
+        line = lines.setdefault(key, {"tenant": key[0], "topic": key[1], "group": key[2]} | empty)
+        for name in counts:
+            line[name] += row[name]
+        for name in ("p50_ms", "p95_ms"):
+            line[name] = max((one for one in (line[name], row[name]) if one is not None), default=None)
+        totals[key[:2]] = totals.get(key[:2], 0) + row["produced"] + row["settled"]
+    return [lines[key] for key in sorted(lines, key=lambda key: (-totals[key[:2]], key))][:TOPICS_SHOWN]
