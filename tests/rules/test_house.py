@@ -19,6 +19,7 @@ FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 PURE = ["contracts/**/*.py", "**/rules.py", "jetstream/protocol.py", "gateway/rooms.py", "doctor.py", "ledger/keys.py"]
+PURE += ["pipeline/auditing/partitions.py"]
 PURE += [f"broker/{name}.py" for name in ("metrics", "openapi", "wire")]
 PURE += [f"gateway/{name}.py" for name in ("channels", "frames", "metrics")]
 PURE += [f"topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "permissions")]
@@ -35,9 +36,9 @@ PUBLIC = [
     "init_streams", "MessageEnvelope", "RealtimeEnvelope", "Retry", "RuntimeEnvelope", "SyncBrokerClient", "Terminate",
 ]  # fmt: skip
 PIPELINE = [
-    "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_silver", "audit_sums",
-    "backlog", "blocks", "bronze", "consumers", "dead_letters", "health", "JetStreamSource", "lineage", "read_table",
-    "silver", "spark_session", "usage",
+    "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_settlements", "audit_silver",
+    "audit_sums", "backlog", "blocks", "bronze", "consumers", "dead_letters", "health", "JetStreamSource", "lineage",
+    "outcomes", "read_table", "silver", "spark_session", "throughput", "usage",
 ]  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Lake:
     reached: dict[str, int] = field(default_factory=dict)
     silver: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     quarantine: list[dict[str, Any]] = field(default_factory=list)
+    topics: list[dict[str, Any]] = field(default_factory=list)
     now: datetime = BEGIN
 
     def add(self, stream: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
@@ -108,6 +109,7 @@ class Lake:
             )
         has = Transaction(SILVER_APP, DeltaTable(path).version())
         derived = {tables.GAPS: self.gaps, tables.QUARANTINE: self.quarantine, tables.BATCHES: []}
+        derived |= {tables.TOPICS: self.topics} if self.topics else {}
         derived |= {tables.SILVER[name]: rows for name, rows in self.silver.items()}
         for table, rows in derived.items():
             write_deltalake(

@@ -44,7 +44,13 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
     open_table(lake.path, "bronze")  # before Java starts
     spark = session(settings)
     try:
-        found = run.audit(spark, lake.path, families=families_of(settings), findings_max=findings_max)
+        found = run.audit(
+            spark,
+            lake.path,
+            families=families_of(settings),
+            group_idle_ms=settings.broker_group_idle_ms,
+            findings_max=findings_max,
+        )
     finally:
         spark.stop()
     run.keep_verdict(lake.path, found)

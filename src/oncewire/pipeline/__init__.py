@@ -1,7 +1,8 @@
 """Spark reads and writes JetStream: the data source "jetstream", a session that has everything it needs, and the lake.
 
 `bronze` and `silver` are the steps of the lake as DataFrame functions, so are gold's tables (`health`, `consumers`,
-`dead_letters`, `lineage`, `usage`) and the audits; `audit` runs them all at one cut. `read_table` reads a table.
+`dead_letters`, `lineage`, `usage`, `throughput`, `outcomes`) and the audits; `audit` runs them all at one cut.
+`read_table` reads a table.
 """
 
 from typing import TYPE_CHECKING
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
         blocks,
     )
     from oncewire.pipeline.auditing.run import audit
+    from oncewire.pipeline.auditing.settlements import audit_settlements
     from oncewire.pipeline.deriving import silver
     from oncewire.pipeline.gold.frames import consumers, dead_letters, health, lineage, usage
+    from oncewire.pipeline.gold.topics import outcomes, throughput
     from oncewire.pipeline.landing import bronze
     from oncewire.pipeline.rules import backlog
     from oncewire.pipeline.session import spark_session
@@ -34,6 +37,7 @@ __all__ = [
     "audit_effects",
     "audit_letters",
     "audit_positions",
+    "audit_settlements",
     "audit_silver",
     "audit_sums",
     "backlog",
@@ -43,9 +47,11 @@ __all__ = [
     "dead_letters",
     "health",
     "lineage",
+    "outcomes",
     "read_table",
     "silver",
     "spark_session",
+    "throughput",
     "usage",
 ]
 
@@ -57,6 +63,7 @@ __getattr__ = exports(
         "audit_effects": "oncewire.pipeline.auditing.frames",
         "audit_letters": "oncewire.pipeline.auditing.frames",
         "audit_positions": "oncewire.pipeline.auditing.frames",
+        "audit_settlements": "oncewire.pipeline.auditing.settlements",
         "audit_silver": "oncewire.pipeline.auditing.frames",
         "audit_sums": "oncewire.pipeline.auditing.frames",
         "backlog": "oncewire.pipeline.rules",
@@ -67,9 +74,11 @@ __getattr__ = exports(
         "health": "oncewire.pipeline.gold.frames",
         "JetStreamSource": "oncewire.pipeline.source",
         "lineage": "oncewire.pipeline.gold.frames",
+        "outcomes": "oncewire.pipeline.gold.topics",
         "read_table": "oncewire.pipeline.tables",
         "silver": "oncewire.pipeline.deriving",
         "spark_session": "oncewire.pipeline.session",
+        "throughput": "oncewire.pipeline.gold.topics",
         "usage": "oncewire.pipeline.gold.frames",
     },
 )

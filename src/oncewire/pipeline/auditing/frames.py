@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncewire.contracts import letters
 from oncewire.contracts.headers import MSG_ID
+from oncewire.contracts.topics import STREAM_PREFIXES
 from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Hole, Lifetime, Reader, agent_of, bucket_of
 from oncewire.pipeline.auditing.workers import (
     BLOCK,
@@ -43,8 +44,13 @@ Cut = Mapping[Lifetime, int]
 
 
 def newest(cut: Cut) -> dict[str, int]:
-    """The cut of each stream as it is now: blocks name their targets without a lifetime."""
-    return {lifetime[0]: sequence for lifetime, sequence in sorted(cut.items())}
+    """The cut of each stream as it is now: blocks name their targets without a lifetime. None is a topic, of which
+    there may be thousands."""
+    return {
+        lifetime[0]: sequence
+        for lifetime, sequence in sorted(cut.items())
+        if not lifetime[0].startswith(STREAM_PREFIXES)
+    }
 
 
 def result(frame: DataFrame, what: str, check: str, problem: str, **columns: str) -> DataFrame:
@@ -396,8 +402,8 @@ def audit_effects(bronze: DataFrame, once: DataFrame, gaps: DataFrame, chains: C
 def _sight(gaps: DataFrame, cut: Cut) -> str:
     """What it means that an effect is not in bronze, by its target: nobody sees into a stream that is not in the lake,
     and where messages are missing by a known cause it may have been among them."""
-    holed = {row.stream for row in gaps.select("stream").distinct().collect()}
-    seen = {stream for stream, _, _ in cut}
+    holed = {row.stream for row in gaps.select("stream").distinct().collect() if row.stream in newest(cut)}
+    seen = set(newest(cut))
 
     def among(streams: set[str]) -> str:
         return f"target in ({', '.join(_text(one) for one in sorted(streams))})" if streams else "false"

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from oncewire.contracts.topics import STREAM_PREFIXES
 from oncewire.errors import NotFound
 from oncewire.pipeline import tables
-from oncewire.pipeline.auditing import frames
+from oncewire.pipeline.auditing import frames, settlements
 from oncewire.pipeline.auditing.rules import Lifetime
 from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Stop, Verdict, read_verdict, write_verdict
 from oncewire.pipeline.families import Families
@@ -27,11 +28,16 @@ if TYPE_CHECKING:
 FINDINGS_MAX: Final = 200
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
-_DERIVED: Final = (tables.GAPS, tables.QUARANTINE, *tables.SILVER.values())
+_DERIVED: Final = (tables.GAPS, tables.QUARANTINE, tables.TOPICS, *tables.SILVER.values())
 
 
 def audit(
-    spark: SparkSession, lake: str | Path, *, families: Families = (), findings_max: int = FINDINGS_MAX
+    spark: SparkSession,
+    lake: str | Path,
+    *,
+    families: Families = (),
+    group_idle_ms: int = settlements.IDLE_MS,
+    findings_max: int = FINDINGS_MAX,
 ) -> Verdict:
     """All checks at one cut of the lake. Reads the lake only; the verdict is kept by `keep_verdict`."""
     started = time.monotonic()
@@ -42,7 +48,7 @@ def audit(
     cut, newest = tables.high_water(then), tables.high_water(now)
     found = {name: tables.read_table(spark, lake, name, version) for name, version in versions.items()}
     with ExitStack() as stack:
-        chains, results = _results(stack, found, cut, families)
+        chains, results = _results(stack, found, cut, families, group_idle_ms)
         counts = _counts(results)
         errors = sum(row.rows for row in counts if row.what == "error")
         findings = _findings(results, "error", findings_max)
@@ -86,7 +92,7 @@ def _open(lake: str | Path, name: str) -> Any:
 
 
 def _results(
-    stack: ExitStack, found: dict[str, DataFrame], cut: dict[Lifetime, int], families: Families
+    stack: ExitStack, found: dict[str, DataFrame], cut: dict[Lifetime, int], families: Families, group_idle_ms: int
 ) -> tuple[frames.Chains, DataFrame]:
     """Every check; what several of them read is computed once and given back at the end."""
 
@@ -115,6 +121,10 @@ def _results(
     ]
     if silver is not None:
         results.append(frames.audit_silver(positions, silver))
+    if any(stream.startswith(STREAM_PREFIXES) for stream, _, _ in cut):
+        messages, records = kept(settlements.messages_of(bronze)), kept(settlements.records_of(bronze))
+        topics = found["topics"]
+        results.append(settlements.audit_settlements(messages, records, topics, gaps, cut, group_idle_ms, keep=kept))
     return chains, kept(frames.union(results).where("what in ('error', 'note', 'count')"))
 
 

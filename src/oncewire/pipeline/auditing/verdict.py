@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from oncewire.contracts.topics import STREAM_PREFIXES
+
 CHECKS: Final = {
     "sequences": "every sequence is in bronze once, or in a known gap",
     "chain": "blocks chain without a hole",
@@ -16,6 +18,7 @@ CHECKS: Final = {
     "effects": "every confirmed effect is in bronze",
     "silver": "every envelope is in silver once",
     "letters": "every dead letter has its origin",
+    "settlements": "every message of a topic has an outcome per group, or is pending",
 }
 PENDING: Final = ("pending", "in_progress")
 """Counts of what lies above the cut or is not settled yet: not wrong, not proven either."""
@@ -120,10 +123,13 @@ def lines(verdict: Verdict) -> Iterable[str]:
     word = "good" if verdict.is_good else f"{verdict.errors} findings"
     yield f"audit: {word} ({verdict.took_s:.1f} s)"
     yield "cut:"
-    for stop in verdict.cut:
+    topics = [stop for stop in verdict.cut if stop.stream.startswith(STREAM_PREFIXES)]
+    for stop in (one for one in verdict.cut if not one.stream.startswith(STREAM_PREFIXES)):
         again = f" #{stop.incarnation}" if stop.incarnation else ""
         later = f", {stop.pending:,} newer ones wait" if stop.pending else ""
         yield f"  {stop.stream}{again} up to {stop.sequence:,}{later}"
+    if topics:
+        yield f"  {len(topics):,} topics up to {sum(stop.sequence for stop in topics):,} messages"
     for chain in verdict.chains:
         yield f"  {chain.chain} up to block {chain.last:,}, effects up to block {chain.confirmed:,}"
     for check, promise in CHECKS.items():

@@ -53,7 +53,7 @@ def schema_of(ddl: str) -> pa.Schema:
     return pa.schema([(name, _KINDS[kind]) for name, kind in (one.split(" ") for one in ddl.split(", "))])
 
 
-_RESULT_SCHEMA = schema_of(RESULT)
+RESULT_SCHEMA = schema_of(RESULT)
 
 
 def batches(results: Iterable[Sequence[Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -230,7 +230,7 @@ def walk_chains(holes: Mapping[str, Hole]) -> Callable[[Iterator[pa.RecordBatch]
 
     def work(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         links = (Link(*row) for batch in found for row in tuples(batch))
-        yield from batches(walk(links, holes), _RESULT_SCHEMA)
+        yield from batches(walk(links, holes), RESULT_SCHEMA)
 
     return work
 
@@ -336,8 +336,8 @@ def check_buckets(
         some = rows if rows.num_rows else facts
         place = (some["stream"][0].as_py(), some["created_ns"][0].as_py(), some["incarnation"][0].as_py())
         bucket = Bucket(place, some["bucket"][0].as_py(), _rows(rows), _facts(facts), readers.get(place, ()))
-        made = list(batches(bucket.check(), _RESULT_SCHEMA))
-        return pa.Table.from_batches(made, schema=_RESULT_SCHEMA)
+        made = list(batches(bucket.check(), RESULT_SCHEMA))
+        return pa.Table.from_batches(made, schema=RESULT_SCHEMA)
 
     return work
 
@@ -377,4 +377,4 @@ def _facts(table: pa.Table) -> Facts:
 def compare_sums(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Over parts of sums in order: `rules.compare`."""
     parts = (Part(*row) for batch in found for row in tuples(batch))
-    yield from batches(chained(compare(parts)), _RESULT_SCHEMA)
+    yield from batches(chained(compare(parts)), RESULT_SCHEMA)
