@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from oncewire import http
 from oncewire.checks import split_address
 from oncewire.cli import edge, face, observe
 from oncewire.cli.board import Board, board_of
@@ -17,7 +18,6 @@ from oncewire.demo import Chat
 from oncewire.errors import InvalidSetting
 from oncewire.gateway import metrics
 from oncewire.gateway.limits import limits_of
-from oncewire.gateway.pages import Pages
 from oncewire.gateway.run import serving as serving_at
 from oncewire.gateway.service import Gateway
 from oncewire.jetstream import Client, options_from
@@ -126,7 +126,7 @@ async def serving(
             events_prefix=settings.chat_events_prefix,
             tokens_prefix=settings.chat_tokens_prefix,
             archive=ConversationArchive(settings.postgres_url) if settings.postgres_url else None,
-            pages=Pages(WEB, DEMO) if chat else Pages(WEB),
+            pages=http.Pages(WEB, DEMO) if chat else http.Pages(WEB),
             extend=chat.add_to if chat else None,
             tracer=tracer,
             stop_s=settings.http_stop_ms_max / 1000,

@@ -12,9 +12,8 @@ from oncewire.contracts.subjects import token
 from oncewire.errors import ContractViolation, NoResponders, OncewireError, PermissionDenied
 from oncewire.gateway import metrics, sse, websocket
 from oncewire.gateway.origins import cors_lines, is_allowed
-from oncewire.gateway.pages import Pages
 from oncewire.gateway.service import Gateway, heard_by
-from oncewire.http import OPEN, Handler, Request, Routes
+from oncewire.http import OPEN, Handler, Pages, Request, Routes
 from oncewire.metrics import CONTENT_TYPE, Page
 
 LIMIT: Final = 100

@@ -10,7 +10,6 @@ from oncewire import http
 from oncewire.gateway.acks import Acks
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
-from oncewire.gateway.pages import Pages
 from oncewire.gateway.presence import Presences
 from oncewire.gateway.routes import Archive, GatewayRoutes
 from oncewire.gateway.service import Gateway
@@ -33,7 +32,7 @@ async def serving(
     events_prefix: str = "chat.events",
     tokens_prefix: str = "chat.tokens",
     archive: Archive | None = None,
-    pages: Pages | None = None,
+    pages: http.Pages | None = None,
     extend: Callable[[http.Routes], None] | None = None,
     front: Front | None = None,
     tracer: Tracer | None = None,

@@ -1,6 +1,7 @@
 """One HTTP/1.1 front for every part that speaks HTTP: limits, deadlines, order, and a Principal for every handler."""
 
 from oncewire.http.limits import Limits, limits_of
+from oncewire.http.pages import Pages
 from oncewire.http.principal import ANYONE, EVERY_TENANT, KNOWN, NOBODY, Principal
 from oncewire.http.request import JSON, NDJSON, Request, Stream
 from oncewire.http.routes import OPEN, Handler, Routes
@@ -20,6 +21,7 @@ __all__ = [
     "Handler",
     "Heir",
     "Limits",
+    "Pages",
     "Principal",
     "Request",
     "Routes",

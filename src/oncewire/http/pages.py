@@ -1,4 +1,4 @@
-"""Static files from the package, such as the demo page and the JavaScript client. Read once, at the start.
+"""Static files from the package, such as pages and the JavaScript client. Read once, at the start.
 
 Only what was found then can be asked for: a path is a key, never a place on the disk.
 """
@@ -10,7 +10,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Final, NamedTuple
 
-from oncewire.http import Request
+from oncewire.http.request import Request
 
 TYPES: Final = {
     ".html": "text/html; charset=utf-8",
@@ -27,6 +27,7 @@ SECURITY: Final = (
     b"img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'\r\n"
     b"X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-cache\r\n"
 )
+"""For a page that may open WebSockets, also to a gateway elsewhere on this machine."""
 
 
 class Page(NamedTuple):
@@ -40,8 +41,9 @@ class Page(NamedTuple):
 class Pages:
     """Files by their path in the address. `index.html` answers for its folder."""
 
-    def __init__(self, *roots: tuple[str, str]) -> None:
-        """Each root is a package and a folder in it."""
+    def __init__(self, *roots: tuple[str, str], security: bytes = SECURITY) -> None:
+        """Each root is a package and a folder in it; `security` are header lines that go with each file."""
+        self._security = security
         self.pages: dict[bytes, Page] = {}
         for package, folder in roots:
             self._add(files(package).joinpath(folder), "/")
@@ -59,14 +61,14 @@ class Pages:
                 if found.name == "index.html":
                     self.pages[prefix.encode()] = page
 
-    def serve(self, request: Request) -> bool:
-        """Answer, if there is such a file."""
-        page = self.pages.get(request.path)
+    def serve(self, request: Request, path: bytes = b"", status: int = 200) -> bool:
+        """Answer, if there is such a file: that of the request's path, or the one named."""
+        page = self.pages.get(path or request.path)
         if page is None or request.method not in (b"GET", b"HEAD"):
             return False
-        extra = b"ETag: %b\r\n%b" % (page.etag, SECURITY)
+        extra = b"ETag: %b\r\n%b" % (page.etag, self._security)
         if page.etag in request.headers.get(b"if-none-match", b""):
             request.respond(304, extra=extra)
         else:
-            request.respond(200, page.body, page.content_type, extra)
+            request.respond(status, page.body, page.content_type, extra)
         return True
