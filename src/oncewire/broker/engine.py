@@ -119,6 +119,8 @@ class PartitionShown(Struct, frozen=True):
     bytes: int
     oldest_offset: int
     newest_offset: int
+    owner: str = ""
+    """The node that serves it; '' where there is only one."""
 
 
 class TopicShown(Struct, frozen=True):

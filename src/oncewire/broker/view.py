@@ -30,9 +30,11 @@ def show_topic(state: State, tenant: str, name: str) -> TopicShown | NotFound:
     )
 
 
-def show_partition(topic: Topic, number: int) -> tuple[PartitionShown, tuple[GroupShown, ...]]:
-    """One partition, and how far the groups are in it."""
-    return _partition(topic.partitions[number]), tuple(_group(group) for _, group in sorted(topic.groups.items()))
+def show_partition(topic: Topic, number: int, owner: str) -> tuple[PartitionShown, tuple[GroupShown, ...]]:
+    """One partition with the node that owns it, and how far the groups are in it."""
+    return _partition(topic.partitions[number], owner), tuple(
+        _group(group) for _, group in sorted(topic.groups.items())
+    )
 
 
 def merge_groups(parts: Iterable[GroupShown]) -> tuple[GroupShown, ...]:
@@ -54,7 +56,7 @@ def merge_groups(parts: Iterable[GroupShown]) -> tuple[GroupShown, ...]:
     )
 
 
-def _partition(partition: Partition) -> PartitionShown:
+def _partition(partition: Partition, owner: str = "") -> PartitionShown:
     held = len(partition)
     return PartitionShown(
         partition.number,
@@ -62,6 +64,7 @@ def _partition(partition: Partition) -> PartitionShown:
         partition.needed_bytes + partition.settled_bytes,
         partition.offsets[partition.head] if held else -1,
         partition.offsets[-1] if held else -1,
+        owner,
     )
 
 

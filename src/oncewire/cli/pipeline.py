@@ -135,7 +135,7 @@ def status(*, as_json: bool, **flags: Any) -> None:
     """
     settings = face.load_here(flags).settings
     require_lake()
-    told = _standing(settings, lake_of(settings))
+    told = standing_of(settings, lake_of(settings))
     if as_json:
         face.print_json(told)
     else:
@@ -144,7 +144,8 @@ def status(*, as_json: bool, **flags: Any) -> None:
         raise SystemExit(face.EXIT_NOT_WELL)
 
 
-def _standing(settings: Settings, lake: Lake) -> dict[str, Any]:
+def standing_of(settings: Settings, lake: Lake) -> dict[str, Any]:
+    """What `status` says, for machines."""
     from oncewire.pipeline import standing
     from oncewire.pipeline.lake import hold
     from oncewire.pipeline.reading import Streams

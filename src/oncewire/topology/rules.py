@@ -50,6 +50,16 @@ class FoundConsumer(Struct, frozen=True, kw_only=True):
     delivered: int = 0
     """The last stream sequence that went out, 0 for none."""
     unacked: int = 0
+    pending: int = 0
+    """What it has not sent out yet."""
+    redelivered: int = 0
+    """Of the unacknowledged, those that went out more than once."""
+    deliveries: int = 0
+    """All that ever went out, redeliveries included."""
+    acked: int = 0
+    """All up to this stream sequence is settled."""
+    waiting: int = 0
+    """Pull requests that wait for messages: 0 when nobody works."""
 
 
 class FoundStream(Struct, frozen=True, kw_only=True):
@@ -60,14 +70,20 @@ class FoundStream(Struct, frozen=True, kw_only=True):
     bytes: int = 0
     oldest_ns: int = 0
     """The age of the first message."""
+    first: int = 0
+    last: int = 0
+    last_at: str = ""
+    """When the last message came, '' before the first."""
     consumers: Mapping[str, FoundConsumer] = {}
 
 
 class Found(Struct, frozen=True, kw_only=True):
-    """What the server has. `others` are streams that we did not look into, by name with their subjects."""
+    """What the server has. `others` are streams that nobody declared, by name with their subjects; `strangers` are the
+    same with all that there is to see, for who asked for it."""
 
     streams: Mapping[str, FoundStream] = {}
     others: Mapping[str, tuple[str, ...]] = {}
+    strangers: Mapping[str, FoundStream] = {}
     api_level: int = 0
 
 

@@ -57,8 +57,9 @@ class _Overtaken(Exception):
     """What the plan has seen is no longer there."""
 
 
-async def look(client: Client, topology: Topology, *, is_whole: bool = True) -> Found:
+async def look(client: Client, topology: Topology, *, is_whole: bool = True, is_deep: bool = False) -> Found:
     """What the server has of this topology. `is_whole` also lists what else is there; it needs wider permissions.
+    `is_deep` looks into that too, and asks only streams that have consumers for them: for who looks again and again.
 
     In a cluster a stream that somebody just made has no leader for a moment, and is neither there nor missing: to take
     it for missing could make it anew. So we look again, for a while.
@@ -67,27 +68,30 @@ async def look(client: Client, topology: Topology, *, is_whole: bool = True) -> 
     until = clock() + ELECTION_S_MAX
     while True:
         try:
-            return await _look(client, topology, is_whole)
+            return await _look(client, topology, is_whole, is_deep)
         except _Silent:
             if clock() > until:
                 raise
             await asyncio.sleep(LOOK_AGAIN_S)
 
 
-async def _look(client: Client, topology: Topology, is_whole: bool) -> Found:
+async def _look(client: Client, topology: Topology, is_whole: bool, is_deep: bool) -> Found:
     info = await client.api("INFO", timeout_s=API_TIMEOUT_S)
     streams: dict[str, FoundStream] = {}
     others: dict[str, tuple[str, ...]] = {}
+    strangers: dict[str, FoundStream] = {}
     declared = {stream.name for stream in topology.streams} | {consumer.stream for consumer in topology.consumers}
     async for answer in _answers(client, declared, is_whole):
         name = answer["config"]["name"]
         if name in declared:
             durables = {consumer.name for consumer in topology.consumers if consumer.stream == name}
-            streams[name] = await _look_into(client, answer, durables)
+            streams[name] = await _look_into(client, answer, durables, is_deep)
         else:
             others[name] = tuple(answer["config"].get("subjects") or ())
+            if is_deep:
+                strangers[name] = await _look_into(client, answer, set(), is_deep)
     level = int(info.get("api", {}).get("level") or 0)
-    return Found(streams=streams, others=others, api_level=level)
+    return Found(streams=streams, others=others, strangers=strangers, api_level=level)
 
 
 async def _answers(client: Client, names: Set[str], is_whole: bool) -> AsyncIterator[dict[str, Any]]:
@@ -120,18 +124,15 @@ async def _pages(client: Client, endpoint: str, field: str, needed: Set[str]) ->
             return
 
 
-async def _look_into(client: Client, answer: Mapping[str, Any], durables: Set[str]) -> FoundStream:
+async def _look_into(
+    client: Client, answer: Mapping[str, Any], durables: Set[str], is_deep: bool = False
+) -> FoundStream:
     config, state = answer["config"], answer["state"]
     consumers: dict[str, FoundConsumer] = {}
     try:
-        async for one in _pages(client, f"CONSUMER.LIST.{config['name']}", "consumers", durables):
-            consumers[one["name"]] = FoundConsumer(
-                name=one["name"],
-                config=one["config"],
-                created=one["created"],
-                delivered=one["delivered"]["stream_seq"],
-                unacked=one["num_ack_pending"],
-            )
+        if not is_deep or state["consumer_count"]:
+            async for one in _pages(client, f"CONSUMER.LIST.{config['name']}", "consumers", durables):
+                consumers[one["name"]] = _consumer(one)
     except NotFound:
         pass  # deleted between two requests: the next look says so
     return FoundStream(
@@ -141,7 +142,25 @@ async def _look_into(client: Client, answer: Mapping[str, Any], durables: Set[st
         messages=state["messages"],
         bytes=state["bytes"],
         oldest_ns=_age_ns(state["first_ts"], answer["ts"]) if state["messages"] else 0,
+        first=state["first_seq"],
+        last=state["last_seq"],
+        last_at=state["last_ts"] if state["last_seq"] else "",
         consumers=consumers,
+    )
+
+
+def _consumer(answer: Mapping[str, Any]) -> FoundConsumer:
+    return FoundConsumer(
+        name=answer["name"],
+        config=answer["config"],
+        created=answer["created"],
+        delivered=answer["delivered"]["stream_seq"],
+        unacked=answer["num_ack_pending"],
+        pending=answer["num_pending"],
+        redelivered=answer["num_redelivered"],
+        deliveries=answer["delivered"]["consumer_seq"],
+        acked=answer["ack_floor"]["stream_seq"],
+        waiting=answer.get("num_waiting", 0),
     )
 
 

@@ -122,8 +122,12 @@ async def survey(client: Client, topology: Topology, part: Topology) -> Survey:
     except OncewireError as error:
         remedy = error.hint or "Check that the server runs with JetStream and that this user may use it."
         return Survey([Problem(item="jetstream", trouble=Trouble.JETSTREAM, text=error.message, remedy=remedy)])
-    steps = plan(part, found, topology).steps
-    return Survey([*(_problem(step) for step in steps), *_filling(part, found)], found.streams)
+    return Survey(troubles(part, found, topology), found.streams)
+
+
+def troubles(part: Topology, found: Found, known: Topology) -> list[Problem]:
+    """What is not as declared, and what is filling, of what was found."""
+    return [*(_problem(step) for step in plan(part, found, known).steps), *_filling(part, found)]
 
 
 def _problem(step: Step) -> Problem:

@@ -55,7 +55,10 @@ class Gate:
             return NOBODY
         if len(sent) > 1:
             raise AuthenticationFailed("send one credential, not several")
-        kind, text = sent[0]
+        return self.principal(*sent[0])
+
+    def principal(self, kind: str, text: str) -> Principal:
+        """Whom a credential speaks for: a `key`, a `ticket`, or a `bearer`, which may be a key or a token."""
         now_s = self.clock()
         if kind == "ticket":
             return self._ticketed(text, now_s)

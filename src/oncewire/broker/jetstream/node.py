@@ -414,7 +414,7 @@ class Node:
             except OncewireError as error:
                 done(error)
                 return
-            done(ops.Shown(*show_partition(cell.held, cell.partition)))
+            done(ops.Shown(*show_partition(cell.held, cell.partition, self.node)))
 
         self.spawn(whole())
 

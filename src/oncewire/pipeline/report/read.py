@@ -90,6 +90,26 @@ def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
     return Lineage(run, in_order(steps)[: rules.STEPS_SHOWN]), count
 
 
+def newest_runs(lake: str | Path, most: int) -> list[dict[str, Any]]:
+    """Those with more than one step that began last, the newest first."""
+    import pyarrow.compute as pc
+
+    found = (row for batch in _batches(lake, RUNS, pc.field("steps") > 1) for row in batch.to_pylist())
+    return heapq.nlargest(most, found, key=lambda row: row["started_at"])
+
+
+def one_run(lake: str | Path, run: str, tenant: str) -> Lineage:
+    """One run with all its steps, each behind its parent."""
+    import pyarrow.compute as pc
+
+    where = (pc.field("run") == run) & (pc.field("tenant") == tenant)
+    for batch in _batches(lake, RUNS, where):
+        for row in batch.to_pylist():
+            steps = [step for part in _batches(lake, STEPS, where) for step in part.to_pylist()]
+            return Lineage(row, in_order(steps))
+    raise NotFound(f"gold/runs has no run {run[:80]!r}")
+
+
 def in_order(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each step behind its parent, with all that follows from it, in order of time."""
     by_parent: dict[str | None, list[dict[str, Any]]] = {}
