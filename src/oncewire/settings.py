@@ -75,6 +75,12 @@ def number(default: int, key: str, about: str, low: int, high: int) -> Any:
     return setting(default, key, f"ONCEWIRE_{key.replace('.', '_').upper()}", about, check=between(low, high))
 
 
+def text(default: str, key: str, about: str, *, secret: bool = False, check: Check | None = None) -> Any:
+    """Declare a text; its variable is made of its key."""
+    variable = f"ONCEWIRE_{key.replace('.', '_').upper()}"
+    return setting(default, key, variable, about, secret=secret, check=check)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The table. Units are in the names; '' means not set."""
@@ -280,31 +286,18 @@ class Settings:
     auth_tenant_claim: str = setting(
         "tenant", "auth.tenant_claim", "ONCEWIRE_AUTH_TENANT_CLAIM", "The claim of a token that names the tenant."
     )
-    auth_ticket_secret: str = setting(
+    auth_ticket_secret: str = text(
         "",
         "auth.ticket_secret",
-        "ONCEWIRE_AUTH_TICKET_SECRET",
         "What all nodes sign browsers' tickets with; without it a ticket is good at one node.",
         secret=True,
     )
 
-    broker_engine: str = setting(
-        "local",
-        "broker.engine",
-        "ONCEWIRE_BROKER_ENGINE",
-        "What keeps the broker's messages.",
-        check=one_of("local", "jetstream"),
+    broker_engine: str = text(
+        "local", "broker.engine", "What keeps the broker's messages.", check=one_of("local", "jetstream")
     )
-    broker_listen: str = setting(
-        "127.0.0.1:8080",
-        "broker.listen",
-        "ONCEWIRE_BROKER_LISTEN",
-        "Address of the broker, host:port.",
-        check=is_address,
-    )
-    broker_wal: str = setting(
-        "", "broker.wal", "ONCEWIRE_BROKER_WAL", "Folder of the broker's log; without it, memory."
-    )
+    broker_listen: str = text("127.0.0.1:8080", "broker.listen", "Address of the broker, host:port.", check=is_address)
+    broker_wal: str = text("", "broker.wal", "Folder of the broker's log; without it, memory.")
     broker_owner_lease_ms: int = number(
         3_000, "broker.owner_lease_ms", "How long a node that is gone keeps its partitions from others.", 100, 600_000
     )
@@ -415,6 +408,11 @@ class Settings:
     gateway_buffer_bytes_max: int = number(1 << 20, "gateway.buffer_bytes_max", "Bytes kept for it.", 4_096, 2**30)
     gateway_slow_ms_max: int = number(5_000, "gateway.slow_ms_max", "How long that may stay full.", 100, 3_600_000)
     gateway_ping_ms: int = number(25_000, "gateway.ping_ms", "Silence after which a client is asked.", 100, 3_600_000)
+
+    console_listen: str = text("127.0.0.1:8088", "console.listen", "Address of the web console.", check=is_address)
+    console_broker_url: str = text("", "console.broker_url", "Broker that the console shows.", check=is_http_url)
+    console_broker_key: str = text("", "console.broker_key", "API key for that broker, which may read.", secret=True)
+    console_tenant: str = text("", "console.tenant", "Whose keys open the console, which shows all tenants' things.")
 
     def __post_init__(self) -> None:
         if self.message_ttl_s < self.duplicate_window_s:

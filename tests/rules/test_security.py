@@ -14,6 +14,7 @@ from oncewire import topology
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.cli import main
 from oncewire.cli.rights import RIGHTS, Right
+from oncewire.console.routes import ConsoleRoutes
 from oncewire.gateway.routes import GatewayRoutes
 from oncewire.gateway.websocket import RULES
 from oncewire.settings import Settings
@@ -86,6 +87,7 @@ def test_the_tables_of_routes_frames_and_commands_are_those_of_the_code() -> Non
         **{("broker", *one): action for one, action in BrokerRoutes(HERE).routes().rules.items()},
         **{("gateway", *one): action for one, action in GatewayRoutes(HERE).routes().rules.items()},
         ("gateway", "POST", "/tickets"): "known",
+        **{("console", *one): action for one, action in ConsoleRoutes(HERE, HERE, HERE).routes().rules.items()},
     }
     shown = {f"| {who} | `{method} {path}` | {action or 'open'} |" for (who, method, path), action in routes.items()
              if method not in ("HEAD", "OPTIONS")}  # fmt: skip

@@ -67,7 +67,7 @@ def test_ctrl_c_stops_services_then_postgres_then_nats_and_leaves_nothing_behind
         marks = [server.mark for server in up.ready().running.servers.values()]
         assert up.stop(signal.SIGINT) == 0
         steps = [(event["event"], event.get("part")) for event in up.events if event["event"] in ("stopped", "end")]
-        stopped = ["metrics", "broker", "gateway", "dlq", "relay", "PostgreSQL", "nats-server"]
+        stopped = ["metrics", "console", "broker", "gateway", "dlq", "relay", "PostgreSQL", "nats-server"]
         assert steps == [*(("stopped", part) for part in stopped), ("end", None)]
         assert not any(mark and mark.is_alive for mark in marks)
         assert up.folder.read() is None

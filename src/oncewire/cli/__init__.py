@@ -24,6 +24,7 @@ NOUNS = {
     "agent": ("oncewire.cli.agent:agent", "Run agents, see how they stand, prove what they did."),
     "broker": ("oncewire.cli.broker:broker", "Queues over HTTP: run the broker, look into its log."),
     "config": ("oncewire.cli.config:config", "Print each setting, its value and where the value came from."),
+    "console": ("oncewire.cli.console:console", "A page that shows what the parts do, live."),
     "contracts": ("oncewire.cli.contracts:contracts", "The types of the messages: export their schemas, check one."),
     "demo": ("oncewire.cli.demo:demo", "A tour through every part, with a verdict at its end."),
     "dlq": ("oncewire.cli.dlq:dlq", "Dead letters: keep what failed, look at it, bring it back."),

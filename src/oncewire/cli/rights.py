@@ -32,6 +32,7 @@ RIGHTS = {
     "broker wal inspect": Right(),
     "broker wal verify": Right(),
     "config": Right(),
+    "console run": Right(OPERATOR, keys="reads"),
     "contracts check": Right(),
     "contracts export": Right(),
     "demo": Right(OPERATOR, postgres=True),

@@ -22,7 +22,7 @@ import oncewire
 from oncewire import dlq, logs, monitor, outbox, settings, topology
 from oncewire import doctor as rules
 from oncewire.checks import split_address
-from oncewire.cli import broker, edge, face, facts, gateway, lakeside, observe, relay
+from oncewire.cli import broker, console, edge, face, facts, gateway, lakeside, observe, relay
 from oncewire.cli import dlq as cli_dlq
 from oncewire.cli.access import OPEN, as_user, authorization
 from oncewire.cli.board import Board, board_of
@@ -42,6 +42,7 @@ NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"
 GATEWAY_PORT = "gateway_port"
 BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
+CONSOLE_LISTEN = "--console-listen (ONCEWIRE_CONSOLE_LISTEN)"
 METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
 
 
@@ -56,7 +57,7 @@ METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
     metavar="local|jetstream",
     help="What keeps the broker's messages: a log in the data folder, or streams [default jetstream].",
 )
-@face.setting_options("broker_listen", *observe.OPTIONS)
+@face.setting_options("broker_listen", "console_listen", *observe.OPTIONS)
 @face.command
 def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
@@ -111,7 +112,9 @@ async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.Tr
         connected("gateway") as for_gateway,
         connected("tokens") as for_chat,
         shown("gateway", _gateway(for_gateway, for_chat, chosen, observer)),
-        shown("broker", _broker(as_user(chosen, nats, "broker"), observer)),
+        shown("broker", _broker(as_user(chosen, nats, "broker"), observer)) as served,
+        connected(OPERATOR) as for_console,
+        shown("console", _console(for_console, chosen, served["url"])),
         lakeside.pipeline(chosen, nats, board, observer) if has_pipeline else contextlib.nullcontext(),
         connected(OPERATOR) as observer.client,
         shown("metrics", _observed(observer)),
@@ -135,7 +138,7 @@ async def _declare(client: Client, chosen: Settings, board: Board) -> None:
 @contextlib.asynccontextmanager
 async def _shown(
     stack: Stack, board: Board, name: str, part: contextlib.AbstractAsyncContextManager[dict[str, str]]
-) -> AsyncIterator[None]:
+) -> AsyncIterator[dict[str, str]]:
     """A service from its start to its end, as the board shows it: what it yields, and its address if it has one."""
     board.part(name, State.STARTING)
     try:
@@ -144,7 +147,7 @@ async def _shown(
             if "url" in told:
                 stack.serves(name, told["url"])
             try:
-                yield
+                yield told
             finally:
                 board.part(name, State.STOPPING)
     finally:
@@ -194,6 +197,13 @@ async def _broker(chosen: Settings, observer: observe.Observer) -> AsyncIterator
         observer.watch(broker.watched(routes), broker.client_of(routes))
         url = broker.url_of(chosen, server)
         yield {"text": f"queues on {url}, {broker.where(chosen)}", "url": url}
+
+
+@contextlib.asynccontextmanager
+async def _console(client: Client, chosen: Settings, broker_url: str) -> AsyncIterator[dict[str, str]]:
+    """The web console. It does what people decide, so it connects as the operator does."""
+    async with console.serving(client, chosen, chosen.console_broker_url or broker_url) as (_, url):
+        yield {"text": f"watch all of this: {url}", "url": url}
 
 
 @contextlib.asynccontextmanager
@@ -248,6 +258,7 @@ def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
         resolved.settings.metrics_listen if resolved.is_set("metrics_listen") else observe.UP_LISTEN
     )
     wanted |= {"metrics": (address[1], METRICS_LISTEN)} if address else {}
+    wanted["console"] = (console.address_of(resolved.settings)[1], CONSOLE_LISTEN)
     ports = pick_ports(wanted)
     parts: dict[str, Embedded] = {}
     if needs_nats:

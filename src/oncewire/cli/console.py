@@ -1,0 +1,120 @@
+"""`oncewire console`: the web console, on its own beside servers that run already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oncewire import http, topology, trust
+from oncewire.checks import split_address
+from oncewire.cli import edge, face
+from oncewire.cli.board import Board
+from oncewire.console import Sources
+from oncewire.console import serving as serving_at
+from oncewire.console.sessions import Sessions
+from oncewire.jetstream import Client, options_from
+from oncewire.settings import Settings, mask_url
+
+if TYPE_CHECKING:
+    from oncewire.console.watch import Watch
+
+SETTINGS = ("data", "nats_url", "nats_monitor_url", "topology_files", "env", "lake", "auth_keys")
+
+
+@click.group()
+def console() -> None:
+    """A page that shows what the parts do, live, and lets people decide about dead letters.
+
+    \b
+    Examples:
+      oncewire console run
+      oncewire console run --listen 127.0.0.1:9088 --console-broker-url http://127.0.0.1:8080
+    """
+
+
+@console.command()
+@click.option("--listen", "console_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8088].")
+@face.setting_options(*SETTINGS, "console_broker_url", "console_broker_key", "console_tenant")
+@face.command
+def run(*, as_json: bool, **flags: Any) -> None:
+    """Serve until Ctrl-C or SIGTERM. `oncewire up` serves one already.
+
+    \b
+    Examples:
+      oncewire console run
+      NATS_URL=nats://prod:4222 NATS_MONITOR_URL=http://prod:8222 oncewire console run
+    \b
+    Without credentials (--auth-keys, or auth.jwks in the settings) it listens on this machine only, and everybody here
+    may do what the command line may. With them a person logs in with a key of the tenant that --console-tenant names:
+    `read` to look, `replay` to bring dead letters back or drop them.
+    """
+    face.run(_run(face.load_here(flags).settings, Board(as_json)))
+
+
+async def _run(settings: Settings, board: Board) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with (
+        Client(options_from(settings, name="oncewire-console")) as client,
+        serving(client, settings, broker_of(settings)) as (_, url),
+    ):
+        board.line(f"console on {url}, looking at {mask_url(settings.nats_url)}")
+        board.event("serving", url=url, nats_url=mask_url(settings.nats_url))
+        await stop.wait()
+    board.line("stopped")
+    board.event("end")
+
+
+@contextlib.asynccontextmanager
+async def serving(client: Client, settings: Settings, broker_url: str) -> AsyncIterator[tuple[Watch, str]]:
+    """A console by the settings, and its address. `client` may do what the command line's user may."""
+    host, port = address_of(settings)
+    async with trust.open_gate(settings) as gate:
+        certificate = http.certificate_of(settings.http_tls_cert, settings.http_tls_key)
+        is_secure = certificate is not None
+        sessions = Sessions(gate, settings.console_tenant, is_secure=is_secure) if gate is not None else None
+
+        def front(routes: http.Routes) -> http.Server:
+            vouches = gate.vouches_for if gate is not None else None
+            return http.Server(routes, http.limits_of(settings), sessions, certificate, vouches)
+
+        stop_s = settings.http_stop_ms_max / 1000
+        async with serving_at(_sources(client, settings, broker_url), host, port, front, sessions, stop_s) as made:
+            server, watch = made
+            yield watch, edge.url_of(settings, host, server.port)
+
+
+def _sources(client: Client, settings: Settings, broker_url: str) -> Sources:
+    def standing() -> dict[str, Any]:
+        from oncewire.cli.pipeline import lake_of, require_lake, standing_of  # Arrow is loaded where there is a lake
+
+        require_lake()
+        return standing_of(settings, lake_of(settings))
+
+    return Sources(
+        client,
+        topology.load(settings=settings),
+        settings.nats_monitor_url,
+        Path(settings.lake).expanduser() if settings.lake else settings.data / "lake",
+        standing,
+        broker_url if broker_url.startswith("http://") else "",
+        settings.console_broker_key,
+    )
+
+
+def broker_of(settings: Settings) -> str:
+    """The broker that is named, else the one that listens where the settings say."""
+    return settings.console_broker_url or f"http://{settings.broker_listen}"
+
+
+def address_of(settings: Settings) -> tuple[str, int]:
+    address = split_address(settings.console_listen)
+    assert address is not None, "the settings table has checked it"
+    return address

@@ -1,0 +1,60 @@
+"""A console that listens: what it looks at, who it asks, from start to an orderly stop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncewire import http
+from oncewire.broker.client import BrokerClient
+from oncewire.console.lake import LakeSide, Standing
+from oncewire.console.letters import Letters
+from oncewire.console.routes import ConsoleRoutes
+from oncewire.console.sessions import Sessions
+from oncewire.console.streams import Surveyor
+from oncewire.console.topics import Topics
+from oncewire.console.watch import Watch
+from oncewire.jetstream import Client
+from oncewire.topology import Topology
+
+BROKER_S_MAX = 5.0
+
+Front = Callable[[http.Routes], http.Server]
+"""Makes the server for these routes: with its limits, and whoever it asks who is there."""
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What is looked at. Without a broker's address there are no topics; `standing` says how the lake stands."""
+
+    client: Client
+    declared: Topology
+    monitor_urls: str
+    lake: Path
+    standing: Standing
+    broker_url: str = ""
+    broker_key: str = ""
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    sources: Sources, host: str, port: int, front: Front, sessions: Sessions | None, stop_s: float
+) -> AsyncIterator[tuple[http.Server, Watch]]:
+    """Look only while somebody watches, and serve."""
+    async with contextlib.AsyncExitStack() as stack:
+        topics = None
+        if sources.broker_url:
+            made = BrokerClient(sources.broker_url, timeout_s=BROKER_S_MAX, token=sources.broker_key)
+            topics = Topics(await stack.enter_async_context(made), sources.broker_url)
+        surveyor = Surveyor(sources.client, sources.declared, sources.monitor_urls)
+        lake = LakeSide(sources.lake, sources.standing)
+        watch = Watch(sources.client, surveyor, Letters(sources.client), topics, lake)
+        await stack.enter_async_context(watch.running())
+        server = front(ConsoleRoutes(sources.client, watch, sessions).routes())
+        await server.start(host, port)
+        try:
+            yield server, watch
+        finally:
+            await server.stop(stop_s)
