@@ -32,11 +32,12 @@ def server() -> Iterator[NatsServer]:
 
 
 class Place:
-    """Two nodes and a topic of which both own a part; `b` is the owner of what it says."""
+    """Two nodes and a topic of which both own a part."""
 
     def __init__(self, one: JetStreamEngine, two: JetStreamEngine, topic: str) -> None:
         self.one, self.two, self.topic = one, two, topic
         self.reader = Reader()
+        self.subscription: Any = None
 
     def cell(self, engine: JetStreamEngine, number: int = 0) -> Cell:
         """One of the partitions that a node owns."""
@@ -93,7 +94,8 @@ async def place(url: str, **limits: Any) -> AsyncIterator[Place]:
         while not all(len(engine.node.cells) > 1 for engine in engines):  # else chance gave one too few
             found.topic = unique("keys")
             await asked(engines[0].create_topic, "", found.topic, PARTITIONS)
-            await asked(engines[0].subscribe, "", Consume(found.topic, "g", "a", 60_000), found.reader)
+            consume = Consume(found.topic, "g", "a", 60_000)
+            found.subscription = await asked(engines[0].subscribe, "", consume, found.reader)
         yield found
 
 
@@ -146,6 +148,7 @@ async def test_a_key_is_free_when_the_owner_of_its_message_is_gone(server: NatsS
         )
         key = here.key(here.cell(here.one, 1).partition)
         assert "PENDING" == await here.step("begin", first, key)
+        here.subscription.close()  # else the next owner gives it to the same worker again, who may begin anew
         await here.two.node.client.close()
         assert "PENDING" == await here.step("begin", second, key)
 
