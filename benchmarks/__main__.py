@@ -17,6 +17,7 @@ BENCHMARKS = {
     "gateway": "rooms beside the broadcast of websockets, tokens beside uvicorn",
     "broker_jetstream": "the broker over JetStream beside its own log: nodes, takeover, topics",
     "spark": "the Spark source and sink beside nats-py",
+    "pipeline": "the lake's tables beside the bare source and a plain Structured Streaming job",
     "audit": "an audit of a whole lake",
 }
 

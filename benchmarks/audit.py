@@ -3,8 +3,9 @@
 Half of the messages are inputs of one agent, 256 to a block, the other half their effects. The lake is written by the
 lake's own code, the blocks are made by the ledger's own rules; making it is not measured.
 
-    python -m benchmarks audit                1 M messages
-    python -m benchmarks.audit 5000000        as many as you say
+    python -m benchmarks audit                     1 M messages
+    python -m benchmarks.audit 5000000             as many as you say
+    python -m benchmarks.audit 5000000 FOLDER      in a lake that is made there once and kept
 """
 
 from __future__ import annotations
@@ -139,7 +140,6 @@ class Memory:
 
     def __init__(self) -> None:
         self.java = self.worker = 0
-        self.workers = 0
         self.done = threading.Event()
 
     def look(self) -> None:
@@ -156,7 +156,10 @@ class Memory:
                 except psutil.Error:
                     continue
             self.worker = max([self.worker, *workers])
-            self.workers = max(self.workers, len(workers))
+
+    @property
+    def shown(self) -> str:
+        return f"Java {self.java >> 20} MiB, the largest Python worker {self.worker >> 20} MiB"
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -169,13 +172,16 @@ class Memory:
             thread.join()
 
 
-def main(messages: int = MESSAGES) -> None:
+def main(messages: int = MESSAGES, kept: str = "") -> None:
     with tempfile.TemporaryDirectory(prefix="ow-bench-") as folder:
-        path = Path(folder) / "lake"
-        began = time.monotonic()
-        count = fill(path, messages)
+        path = Path(kept or folder) / f"lake-{messages}"
+        if not path.exists():
+            began = time.monotonic()
+            fill(path, messages)
+            print(f"made in {time.monotonic() - began:.0f} s", flush=True)
         size = sum(one.stat().st_size for one in path.rglob("*.parquet")) >> 20
-        print(f"a lake of {count:,} messages, {size:,} MiB, made in {time.monotonic() - began:.0f} s", flush=True)
+        count = tables.open_table(path, "bronze").to_pyarrow_dataset().count_rows()
+        print(f"a lake of {count:,} messages, {size:,} MiB", flush=True)
         parts = {"spark.sql.shuffle.partitions": 4 * (os.cpu_count() or 1)}
         spark = spark_session("local[*]", spark_ui_enabled=False, spark_log_level="ERROR", **parts)
         memory = Memory()
@@ -185,8 +191,8 @@ def main(messages: int = MESSAGES) -> None:
         assert verdict.is_good, [one.sentence for one in verdict.findings[:5]]
         rate = count / verdict.took_s
         print(f"audited in {verdict.took_s:.0f} s: {rate:,.0f} messages/s, Java and workers started included")
-        print(f"memory: Java {memory.java >> 20} MiB, the largest Python process {memory.worker >> 20} MiB")
+        print(f"memory: {memory.shown}")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else MESSAGES, *sys.argv[2:])

@@ -6,14 +6,26 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
 import pytest
 
 from oncewire.contracts import blocks
 from oncewire.contracts.blocks import NO_HASH, NO_STATE
 from oncewire.errors import ContractViolation
 from oncewire.pipeline.auditing import rules
-from oncewire.pipeline.auditing.rules import BUCKET, Bucket, Claim, Facts, Hole, Link, Part, Reader, Result, Rows
+from oncewire.pipeline.auditing.rules import (
+    BUCKET,
+    Bucket,
+    Claim,
+    Facts,
+    Hole,
+    InSilver,
+    Link,
+    Part,
+    Reader,
+    Result,
+    Rows,
+)
 
 CHAIN = "t/w/a@ledger"
 AGENT = "t/w/a"
@@ -83,17 +95,27 @@ def reader(**changed: Any) -> Reader:
     return Reader(AGENT, (("evt.a.>",),), 1, 0, 0)._replace(**changed)
 
 
+def binary(values: Sequence[bytes | None]) -> pa.Array:
+    return pa.array(values, pa.binary())
+
+
+def in_silver(*found: tuple[int, bytes, bytes | None]) -> InSilver:
+    """Rows of silver: sequence, key and digest of each."""
+    sequences, keys, digests = zip(*found, strict=True) if found else ((), (), ())
+    return InSilver(pa.array(sequences, pa.int64()), binary(keys), binary(digests))
+
+
 def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> Rows:
     count = len(sequences)
     plain = Rows(
-        np.array(sequences, np.int64),
-        np.arange(1, count + 1) * 1_000,
-        [subject] * count,
-        [None] * count,
-        [f"key:{one}" for one in sequences],
-        [hashed(one) for one in sequences],
-        [None] * count,
-        [blocks.position_element("S", one, b"%d" % one) for one in sequences],
+        pa.array(sequences, pa.int64()),
+        pa.array([1_000 * at for at in range(1, count + 1)], pa.int64()),
+        pa.array([subject] * count, pa.string()),
+        pa.nulls(count, pa.string()),
+        pa.array([f"key:{one}" for one in sequences], pa.string()),
+        binary([hashed(one) for one in sequences]),
+        pa.nulls(count, pa.binary()),
+        binary([blocks.position_element("S", one, b"%d" % one) for one in sequences]),
     )
     return plain._replace(**columns)
 
@@ -108,7 +130,7 @@ def checked(
     **facts: Any,
 ) -> list[Result]:
     low = number * BUCKET
-    known = Facts([(low + 1, up_to)] if up_to else [], [], list(claims), [], {}, set())._replace(**facts)
+    known = Facts([(low + 1, up_to)] if up_to else [], [], list(claims), [], in_silver(), [])._replace(**facts)
     return list(Bucket(PLACE, number, found, known, readers).check())
 
 
@@ -205,10 +227,16 @@ def test_sums_are_those_of_the_ledger() -> None:
 
 def test_silver_says_what_bronze_says() -> None:
     keys = [bytes([at]) * 16 for at in range(5)]
-    some = rows([1, 2, 3, 4], key=keys[:4])
-    silver = {1: (keys[0], hashed(1)), 2: (keys[1], hashed(9)), 5: (keys[4], None)}
-    found = checked(some, up_to=5, silver=silver, quarantined={3}, gaps=[(5, 5)])
-    assert [("differs", 2, 2), ("without_message", 5, 5)] == errors(found)
+    some = rows([1, 2, 3, 4, 6, 7], key=binary([*keys[:4], *keys[:2]]))
+    silver = in_silver(
+        (1, keys[0], hashed(1)),
+        (2, keys[1], hashed(9)),
+        (5, keys[4], None),
+        (6, keys[1], hashed(6)),
+        (7, keys[1], None),
+    )
+    found = checked(some, up_to=7, silver=silver, quarantined=[3], gaps=[(5, 5)])
+    assert [("differs", 2, 2), ("differs", 6, 6), ("without_message", 5, 5)] == errors(found)
     assert [(4, keys[3])] == [(one.first, one.position) for one in found if one.what == "absent"]
 
 

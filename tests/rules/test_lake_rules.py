@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from oncewire.contracts import blocks, encode_message, new_message
+from oncewire.contracts import blocks, encode_message, ids, new_message, runtime
 from oncewire.errors import Corrupt
 from oncewire.pipeline import decode
 from oncewire.pipeline.deriving import sort_out
@@ -260,6 +261,35 @@ def test_identities_are_those_that_an_agent_knows() -> None:
     at_ns = int(WHEN.timestamp()) * 1_000_000_000 + 7
     wanted = read_input(body, subject="evt.acme.main.x", origin=Origin("ANY", 5, 1, at_ns), carried={})
     assert (wanted.identity, wanted.digest) == (found["identity"], found["digest"])
+
+
+def test_messages_read_together_are_the_rows_that_they_are_alone() -> None:
+    """Complete envelopes are read many at a time; an odd one among them changes nothing for the others."""
+    payloads = [{"a": 1}, {"b": "ü"}, {"c": 0.5}, {"d": 10**400}, {}]
+    deep = b'{"payload":' + b'{"a":' * 2_000 + b"1" + b"}" * 2_000 + b"}"
+    bodies = [complete_body(number, payload) for number, payload in enumerate(payloads)] + [deep, b"{"]
+    found = bronze_rows(*(("evt.acme.main.x", body, {}) for body in bodies))
+    together = decode.decode(found)
+    alone = [decode.decode(found.slice(at, 1)) for at in range(len(bodies))]
+    parts = [one.parts["runtime"] for one in alone if "runtime" in one.parts]
+    assert pa.concat_tables(parts).to_pylist() == together.parts["runtime"].to_pylist()
+    assert pa.concat_tables([one.quarantine for one in alone]).to_pylist() == together.quarantine.to_pylist()
+    assert 4 == len(parts)
+
+
+def complete_body(number: int, payload: dict[str, Any]) -> bytes:
+    """An envelope that needs nothing from where it stands."""
+    body = {"type": "T", "payload": {}, "idempotency_key": f"k{number}"}
+    origin = ids.Origin("ANY", 5, 1, 0)
+    told = runtime.decode_runtime(json.dumps(body).encode(), subject="evt.acme.main.x", origin=origin, carried={})
+    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
+    return runtime.encode_runtime(told).replace(b'"payload":{}', b'"payload":' + text.encode())
+
+
+def test_a_key_is_the_hash_of_all_that_tells_two_messages_apart() -> None:
+    [row] = decode.decode(bronze_rows(of(event(1)))).parts["runtime"].to_pylist()
+    text = ids.joined("silver", "runtime", "acme", "main", row["subject"], row["identity"])
+    assert hashlib.blake2b(text.encode(), digest_size=16).digest() == row["key"]
 
 
 def test_the_same_key_on_another_subject_is_another_message_and_an_edited_replay_is_a_row_of_its_own() -> None:

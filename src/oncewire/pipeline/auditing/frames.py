@@ -20,9 +20,9 @@ from oncewire.pipeline.auditing.workers import (
     BLOCK,
     EFFECT_PREFIX,
     FACT,
-    REPLAYED,
+    REPLAY_PREFIX,
     ROW,
-    RUNTIME,
+    RUNTIME_SUBJECTS,
     Narrow,
     check_buckets,
     compare_sums,
@@ -71,7 +71,12 @@ def header(name: str) -> Column:
     """The first value of a header, as text."""
     from pyspark.sql import functions as sf
 
-    return sf.expr(f"cast(get(filter(headers, h -> h.key = '{name}'), 0).value as string)")
+    return sf.expr(f"cast({header_value(name)} as string)")
+
+
+def header_value(name: str) -> str:
+    """The same as bytes, in SQL: without a function per element, which Spark would interpret row by row."""
+    return f"get(headers.value, cast(array_position(headers.key, '{name}') - 1 as int))"
 
 
 # ---- blocks and chains
@@ -225,11 +230,12 @@ def audit_positions(
 ) -> DataFrame:
     """Every position below the cut is in bronze once or in a known gap; has one outcome, or is in progress; and what it
     adds to the sums of its block. `once` are the blocks, each once."""
-    is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME)
+    is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME_SUBJECTS)
+    is_replay = f"coalesce(startswith({header_value(MSG_ID)}, {_bytes(REPLAY_PREFIX)}), false)"
     rows = bronze.selectExpr(
         "tenant", *PLACE, "sequence", "subject", "unix_micros(timestamp) as at_us", "nanos",
-        f"get(filter(headers, h -> h.key = '{MSG_ID}'), 0).value as msg_id",
-        f"if({is_runtime}, filter(headers, h -> startswith(h.key, '{REPLAYED}')), headers) as headers",
+        f"{header_value(MSG_ID)} as msg_id",
+        f"if(({is_runtime}) and not {is_replay}, null, headers) as headers",
         "payload",
     ).mapInArrow(Narrow(chains.readers, families), ROW)  # fmt: skip
     facts = union(
@@ -399,6 +405,10 @@ def audit_effects(bronze: DataFrame, once: DataFrame, gaps: DataFrame, chains: C
     )  # fmt: skip
 
 
+def _bytes(value: bytes) -> str:
+    return f"X'{value.hex()}'"
+
+
 def _sight(gaps: DataFrame, cut: Cut) -> str:
     """What it means that an effect is not in bronze, by its target: nobody sees into a stream that is not in the lake,
     and where messages are missing by a known cause it may have been among them."""
@@ -437,14 +447,14 @@ def audit_letters(bronze: DataFrame, once: DataFrame, gaps: DataFrame, cut: Cut)
     )
     limits = limits.groupBy("origin", "origin_created_ns").agg(sf.max("reached").alias("reached"))
     originals = bronze.selectExpr(
-        "stream as origin", "created_ns as origin_created_ns", "sequence as origin_sequence",
-        "sha2(payload, 256) as digest", "true as is_there",
-    )  # fmt: skip
+        "stream as origin", "created_ns as origin_created_ns", "sequence as origin_sequence", "payload as original"
+    )
     holes = gaps.selectExpr("stream as g_stream", "created_ns as g_created", "first as g_first", "last as g_last")
     in_hole = sf.expr(
         "g_stream = origin and g_created = origin_created_ns and origin_sequence between g_first and g_last"
     )
     there = originals.join(sf.broadcast(real.select(*_ORIGIN).distinct()), _ORIGIN)
+    there = there.selectExpr(*_ORIGIN, "sha2(original, 256) as digest", "true as is_there")
     judged = (
         real.join(sf.broadcast(limits), ["origin", "origin_created_ns"], "left")
         .join(there, _ORIGIN, "left")

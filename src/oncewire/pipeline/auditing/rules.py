@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncewire.contracts import blocks, subjects
 from oncewire.contracts.blocks import LANES, NO_HASH, NO_STATE, Outcome
@@ -202,16 +204,24 @@ class Reader(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Messages of one bucket, as columns."""
+    """Messages of one bucket, as Arrow's columns."""
 
-    sequence: Any
-    at_us: Any
-    subject: list[str]
-    msg_id: list[str | None]
-    identity: list[str | None]
-    digest: list[bytes | None]
-    key: list[bytes | None]
-    position: list[bytes | None]
+    sequence: pa.Array
+    at_us: pa.Array
+    subject: pa.Array
+    msg_id: pa.Array
+    identity: pa.Array
+    digest: pa.Array
+    key: pa.Array
+    position: pa.Array
+
+
+class InSilver(NamedTuple):
+    """Rows of silver in one bucket, as Arrow's columns; some families have no digest."""
+
+    sequence: pa.Array
+    key: pa.Array
+    digest: pa.Array
 
 
 class Claim(NamedTuple):
@@ -232,9 +242,8 @@ class Facts(NamedTuple):
     claims: list[Claim]
     listed: list[Claim]
     """Claims on a work queue, whose messages nobody else can read."""
-    silver: dict[int, tuple[bytes, bytes | None]]
-    """Key and digest by sequence; some families have no digest."""
-    quarantined: set[int]
+    silver: InSilver
+    quarantined: list[int]
 
 
 def bucket_of(sequence: int) -> int:
@@ -250,7 +259,8 @@ class Bucket:
         self._rows = rows
         self._facts = facts
         self._readers = readers
-        self._at = np.asarray(rows.sequence, np.int64) - self._low
+        self._at = rows.sequence.to_numpy() - self._low
+        self._subject = rows.subject.dictionary_encode()
         self._copies = np.bincount(self._at, minlength=BUCKET)
         self._present = self._copies > 0
         self._expected = self._covered(facts.expected)
@@ -314,35 +324,50 @@ class Bucket:
 
     def _in_silver(self) -> Iterator[Result]:
         rows, silver = self._rows, self._facts.silver
+        stands = silver.sequence.to_numpy() - self._low
+        silver_of = np.full(BUCKET, -1, np.int64)
+        silver_of[stands] = np.arange(len(stands))
+        has_key = np.flatnonzero(rows.key.is_valid().to_numpy(zero_copy_only=False))
+        found = silver_of[self._at[has_key]]
+        both = has_key[found >= 0]
         differs = np.zeros(BUCKET, bool)
-        matched = 0
-        for at, key in enumerate(rows.key):
-            if key is None:
-                continue
-            sequence = int(rows.sequence[at])
-            found = silver.get(sequence)
-            if found is not None:
-                matched += 1
-                differs[sequence - self._low] |= found[0] != key or found[1] not in (None, rows.digest[at])
-            elif sequence not in self._facts.quarantined:
-                yield Result(
-                    "absent", "silver", "", *self._place, sequence, sequence, id=rows.msg_id[at] or "", position=key
-                )
+        differs[self._at[both]] = self._differs(both, found[found >= 0])
+        yield from self._absent(has_key[found < 0])
         yield from self._errors(differs, "silver", "differs", self._silver_differs)
         strays = np.zeros(BUCKET, bool)
-        strays[[one - self._low for one in silver]] = True
+        strays[stands] = True
         yield from self._errors(
             strays & self._expected & ~self._present,
             "silver",
             "without_message",
             lambda _: {"detail": "bronze has no such message"},
         )
-        if matched:
-            yield Result("count", "silver", "rows", *self._place, amount=matched)
+        if len(both):
+            yield Result("count", "silver", "rows", *self._place, amount=len(both))
+
+    def _differs(self, row: Any, other: Any) -> Any:
+        """Whether rows and the rows of silver at their positions say different things."""
+        rows, silver = self._rows, self._facts.silver
+        wrong = pc.not_equal(rows.key.take(pa.array(row)), silver.key.take(pa.array(other)))
+        told = pc.not_equal(rows.digest.take(pa.array(row)), silver.digest.take(pa.array(other)))
+        return pc.or_(wrong, pc.fill_null(told, False)).to_numpy(zero_copy_only=False)
+
+    def _absent(self, row: Any) -> Iterator[Result]:
+        """Messages without a row of their own: copies, if all is well."""
+        quarantined = np.zeros(BUCKET, bool)
+        quarantined[np.array(self._facts.quarantined, np.int64) - self._low] = True
+        missing = pa.array(row[~quarantined[self._at[row]]])
+        rows = self._rows
+        columns = (rows.sequence, rows.msg_id, rows.key)
+        for sequence, msg_id, key in zip(*(one.take(missing).to_pylist() for one in columns), strict=True):
+            yield Result("absent", "silver", "", *self._place, sequence, sequence, id=msg_id or "", position=key)
 
     def _silver_differs(self, at: int) -> dict[str, Any]:
         row = int(self._row_of[at])
-        return {"id": self._rows.msg_id[row] or "", "detail": "silver says something else than the bytes in bronze"}
+        return {
+            "id": self._rows.msg_id[row].as_py() or "",
+            "detail": "silver says something else than the bytes in bronze",
+        }
 
     # ---- outcomes and sums
 
@@ -371,9 +396,9 @@ class Bucket:
 
     def _subjects(self, test: Callable[[str], bool], *, is_inverted: bool = False) -> Any:
         """Which positions hold a message whose subject passes."""
-        known = {subject: test(subject) is not is_inverted for subject in set(self._rows.subject)}
+        known = np.array([test(subject) is not is_inverted for subject in self._subject.dictionary.to_pylist()], bool)
         found = np.zeros(BUCKET, bool)
-        found[self._at] = [known[subject] for subject in self._rows.subject]
+        found[self._at] = known[self._subject.indices.to_numpy()]
         return found
 
     def _open(self, reader: Reader, claimed: Any) -> Iterator[Result]:
@@ -381,7 +406,7 @@ class Bucket:
         numbers = np.arange(BUCKET) + self._low
         open_ = self._subjects(reader.must_read) & ~claimed & (numbers >= reader.start)
         old = np.zeros(BUCKET, bool)
-        old[self._at] = np.asarray(self._rows.at_us, np.int64) <= reader.since_us
+        old[self._at] = self._rows.at_us.to_numpy() <= reader.since_us
         lost = open_ & ~old & (numbers <= reader.settled)
         text = f"{reader.agent} calls all up to {reader.settled} settled"
         yield from self._errors(lost, "outcomes", "no_outcome", lambda _: {"chain": reader.agent, "detail": text})
@@ -392,20 +417,14 @@ class Bucket:
         at = np.flatnonzero((laid.times > 0) & self._present)
         if not len(at):
             return
-        rows = self._rows
         code_by_block: dict[tuple[str, int], int] = {}
         codes = np.array([code_by_block.setdefault((one.chain, one.number), len(code_by_block)) for one in laid.claims])
         at = at[np.argsort(codes[laid.claim_of[at]], kind="stable")]
-        code, row = codes[laid.claim_of[at]], self._row_of[at].tolist()
-        where = lanes_of([rows.position[one] or NO_STATE for one in row])
-        states = [
-            blocks.element(agent, rows.identity[one] or "", rows.subject[one], OUTCOMES[how], rows.digest[one] or b"")
-            if _COUNTED[how]
-            else NO_STATE
-            for one, how in zip(row, laid.outcome[at].tolist(), strict=True)
-        ]
+        code, row = codes[laid.claim_of[at]], self._row_of[at]
+        where = lanes_of(pc.fill_null(self._rows.position.take(pa.array(row)), NO_STATE).to_pylist())
         starts = np.flatnonzero(np.r_[True, code[1:] != code[:-1]])
-        sums = np.add.reduceat(where, starts, axis=0), np.add.reduceat(lanes_of(states), starts, axis=0)
+        states = self._states(agent, row, laid.outcome[at])
+        sums = np.add.reduceat(where, starts, axis=0), np.add.reduceat(states, starts, axis=0)
         counts = np.diff(np.r_[starts, len(code)])
         names = list(code_by_block)
         for one, count, position, state in zip(code[starts].tolist(), counts.tolist(), *sums, strict=True):
@@ -414,6 +433,21 @@ class Bucket:
                 "sum", "sums", "", *self._place, 0, 0, chain, number, amount=count,
                 position=position.tobytes(), state=state.tobytes(),
             )  # fmt: skip
+
+    def _states(self, agent: str, row: Any, outcome: Any) -> Any:
+        """What each input adds to the state."""
+        is_counted = _COUNTED[outcome]
+        rows, taken = self._rows, pa.array(row[is_counted])
+        inputs = zip(
+            pc.fill_null(rows.identity.take(taken), "").to_pylist(),
+            rows.subject.take(taken).to_pylist(),
+            [OUTCOMES[how] for how in outcome[is_counted].tolist()],
+            pc.fill_null(rows.digest.take(taken), b"").to_pylist(),
+            strict=True,
+        )
+        states = np.zeros((len(row), LANES), "<u8")
+        states[is_counted] = lanes_of(blocks.elements(agent, inputs))
+        return states
 
 
 class _Laid:

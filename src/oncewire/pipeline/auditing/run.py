@@ -51,8 +51,8 @@ def audit(
         chains, results = _results(stack, found, cut, families, group_idle_ms)
         counts = _counts(results)
         errors = sum(row.rows for row in counts if row.what == "error")
-        findings = _findings(results, "error", findings_max)
-        notes = _findings(results, "note", NOTES_MAX)
+        findings = _findings(results, "error", findings_max) if errors else []
+        notes = _findings(results, "note", NOTES_MAX) if any(row.what == "note" for row in counts) else []
     return Verdict(
         is_good=errors == 0,
         at_ms=at_ms,
@@ -125,7 +125,8 @@ def _results(
         messages, records = kept(settlements.messages_of(bronze)), kept(settlements.records_of(bronze))
         topics = found["topics"]
         results.append(settlements.audit_settlements(messages, records, topics, gaps, cut, group_idle_ms, keep=kept))
-    return chains, kept(frames.union(results).where("what in ('error', 'note', 'count')"))
+    parts = 2 * spark.sparkContext.defaultParallelism
+    return chains, kept(frames.union(results).where("what in ('error', 'note', 'count')").coalesce(parts))
 
 
 def _silver(found: dict[str, DataFrame]) -> DataFrame | None:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain as chained
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncewire.contracts import blocks, ids
 from oncewire.contracts import headers as names
 from oncewire.contracts.blocks import Announcement, Inputs, Outcome
-from oncewire.contracts.inputs import read_closely, read_complete
+from oncewire.contracts.inputs import Input
 from oncewire.errors import ContractViolation, Refused
 from oncewire.pipeline.auditing.rules import (
     BUCKET,
@@ -24,6 +25,7 @@ from oncewire.pipeline.auditing.rules import (
     Claim,
     Facts,
     Hole,
+    InSilver,
     Lifetime,
     Link,
     Part,
@@ -34,7 +36,8 @@ from oncewire.pipeline.auditing.rules import (
     lifetime_of,
     walk,
 )
-from oncewire.pipeline.families import READERS, Families, Place, Read, key_of, silver_name
+from oncewire.pipeline.decode import RUNTIME, read_complete
+from oncewire.pipeline.families import READERS, Families, Place, Read, key_of, read_closely, runtime_row, silver_name
 
 ROWS_PER_BATCH = 8_192
 EFFECT_PREFIX = "fx."
@@ -252,9 +255,10 @@ FACT = (
     "number long, outcome string, key binary, digest binary"
 )
 
-REPLAYED = "Oncewire-Replay-"
-RUNTIME = ("evt.", "cmd.")
-"""Subjects whose envelopes are read with the headers of a replay alone: the others are not even brought here."""
+REPLAY_PREFIX = b"rp."
+_NO_TRACE = (None,) * 4
+RUNTIME_SUBJECTS = ("evt.", "cmd.")
+"""Subjects whose envelopes need no headers, but for those of a replay: they are not even brought here."""
 
 
 class Narrow:
@@ -267,64 +271,116 @@ class Narrow:
 
     def __call__(self, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in found:
-            yield from batches((self._row(*row) for row in tuples(batch)), _ROW_SCHEMA)
+            yield self._narrow(batch)
 
-    def _row(
-        self,
-        tenant: str | None,
-        stream: str,
-        created_ns: int,
-        incarnation: int,
-        sequence: int,
-        subject: str,
-        at_us: int,
-        nanos: int | None,
-        msg_id: bytes | None,
-        headers: list[dict[str, Any]] | None,
-        payload: bytes,
-    ) -> tuple[Any, ...]:
-        where = (stream, created_ns, incarnation)
-        is_read, name = self._known.get((where, subject)) or self._look_up(where, subject)
-        shown = None if msg_id is None else msg_id.decode("utf-8", "replace")
-        identity = digest = key = None
-        if name:
-            told = carried(headers)
-            if msg_id is not None:
-                told[_MSG_ID] = text(msg_id)
-            origin = ids.Origin(stream, created_ns, sequence, at_us * 1_000 + (nanos or 0))
-            place = Place(origin, subject, tenant, shown, lambda: told)
-            identity, digest, key = read_row(name, payload, place)
-        if is_read and digest is None:
-            identity, digest = "", blocks.raw_digest(payload)
-        position = blocks.position_element(stream, sequence, payload) if is_read else None
-        return (*where, (sequence - 1) // BUCKET, sequence, at_us, subject, shown, identity, digest, key, position)
+    def _narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        says, positions = self._read(batch)
+        made = {
+            "bucket": pc.divide(pc.subtract(batch.column("sequence"), 1), BUCKET),
+            "msg_id": as_text(batch.column("msg_id")),
+            "identity": pa.array([one.identity for one in says], pa.string()),
+            "digest": pa.array([one.digest for one in says], pa.binary()),
+            "key": pa.array([one.key for one in says], pa.binary()),
+            "position": pa.array([positions.get(at) for at in range(len(says))], pa.binary()),
+        }
+        columns = [made[name] if name in made else batch.column(name) for name in _ROW_SCHEMA.names]
+        return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
+
+    def _read(self, batch: pa.RecordBatch) -> tuple[list[_Says], dict[int, bytes]]:
+        """What each message says, and what it adds to sums. Envelopes that are complete are read together, the others
+        one by one."""
+        names_ = ("stream", "created_ns", "incarnation", "subject", "sequence", "payload")
+        columns = [batch.column(name).to_pylist() for name in names_]
+        places = list(zip(*columns[:3], strict=True))
+        subjects, sequences, bodies = columns[3:]
+        homes = [
+            self._known.get((where, subject)) or self._look_up(where, subject)
+            for where, subject in zip(places, subjects, strict=True)
+        ]
+        complete = read_complete([name for _, name in homes], bodies, subjects)
+        found = []
+        msg_ids = batch.column("msg_id").to_pylist()
+        for at, (is_read, name) in enumerate(homes):
+            envelope, msg_id = complete.get(at), msg_ids[at]
+            if not name:
+                says = NOTHING
+            elif envelope is None or (msg_id is not None and msg_id.startswith(REPLAY_PREFIX)):
+                says = read_row(name, bodies[at], _place(batch, at, msg_id), envelope)
+            else:
+                says = _complete(subjects[at], envelope)
+            is_broken = is_read and says.digest is None
+            found.append(_Says("", blocks.raw_digest(bodies[at]), None) if is_broken else says)
+        return found, self._positions(homes, places, sequences, bodies)
+
+    def _positions(
+        self, homes: Sequence[tuple[bool, str]], places: Sequence[Lifetime], sequences: list[int], bodies: list[bytes]
+    ) -> dict[int, bytes]:
+        """What the messages that an agent reads add to the sums, by row."""
+        mine: dict[str, list[int]] = {}
+        for at, (is_read, _) in enumerate(homes):
+            if is_read:
+                mine.setdefault(places[at][0], []).append(at)
+        found: dict[int, bytes] = {}
+        for stream, rows in mine.items():
+            made = blocks.position_elements(stream, ((sequences[at], bodies[at]) for at in rows))
+            found |= dict(zip(rows, made, strict=True))
+        return found
 
     def _look_up(self, where: Lifetime, subject: str) -> tuple[bool, str]:
         is_read = any(reader.may_read(subject) for reader in self._readers.get(where, ()))
         return self._known.setdefault((where, subject), (is_read, silver_name(subject, self._families)))
 
 
-def read_row(name: str, payload: bytes, place: Place) -> tuple[str | None, bytes | None, bytes | None]:
-    """Identity, digest and silver's key of a message; none of what breaks its contract."""
-    try:
-        read = _read_runtime(payload, place) if name == "runtime" else READERS[name](payload, place)
-    except Exception:  # silver keeps such a message in quarantine, with the reason
-        return None, None, None
-    try:
-        return read.identity, read.digest, key_of(name, place.subject, read)
-    except (Refused, ValueError):
-        return read.identity, read.digest, None
+class _Says(NamedTuple):
+    """Identity, digest and silver's key of a message."""
+
+    identity: str | None
+    digest: bytes | None
+    key: bytes | None
 
 
-def _read_runtime(payload: bytes, place: Place) -> Read:
+NOTHING = _Says(None, None, None)
+
+
+def _place(batch: pa.RecordBatch, at: int, msg_id: bytes | None) -> Place:
+    row = {name: batch.column(name)[at].as_py() for name in batch.schema.names if name != "payload"}
+    told = carried(row["headers"])
+    if msg_id is not None:
+        told[_MSG_ID] = text(msg_id)
+    stored_ns = row["at_us"] * 1_000 + (row["nanos"] or 0)
+    origin = ids.Origin(row["stream"], row["created_ns"], row["sequence"], stored_ns)
+    shown = None if msg_id is None else msg_id.decode("utf-8", "replace")
+    return Place(origin, row["subject"], row["tenant"], shown, lambda: told)
+
+
+def _complete(subject: str, found: Input) -> _Says:
     """What the key takes, without the columns of silver."""
-    found = read_complete(payload, place.subject)
-    if found is None:
-        found = read_closely(payload, subject=place.subject, origin=place.origin, carried=place.carried())
-    is_replay = place.msg_id is not None and place.msg_id.startswith("rp.")
-    replaces = place.carried().get(names.REPLAY_REPLACES) if is_replay else None
     told = found.envelope
-    return Read(told.tenant, told.workspace, found.identity, 0, None, None, None, None, found.digest, replaces, ())
+    read = Read(told.tenant, told.workspace, found.identity, 0, *_NO_TRACE, found.digest, None, ())
+    return _Says(found.identity, found.digest, key_of(RUNTIME, subject, read))
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Bytes as text; bad ones are shown as signs."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())
+
+
+def read_row(name: str, payload: bytes, place: Place, envelope: Input | None) -> _Says:
+    """What a message says; nothing of one that breaks its contract."""
+    try:
+        if name == RUNTIME:
+            read = runtime_row(envelope or read_closely(payload, place), place)
+        else:
+            read = READERS[name](payload, place)
+    except Exception:  # silver keeps such a message in quarantine, with the reason
+        return NOTHING
+    try:
+        return _Says(read.identity, read.digest, key_of(name, place.subject, read))
+    except (Refused, ValueError):
+        return _Says(read.identity, read.digest, None)
 
 
 def check_buckets(
@@ -343,32 +399,25 @@ def check_buckets(
 
 
 def _rows(table: pa.Table) -> Rows:
-    def listed(name: str) -> list[Any]:
-        return list(table[name].to_pylist())
-
-    return Rows(
-        table["sequence"].to_numpy(),
-        table["at_us"].to_numpy(),
-        *(listed(name) for name in ("subject", "msg_id", "identity", "digest", "key", "position")),
-    )
+    return Rows(*(table[name].combine_chunks() for name in Rows._fields))
 
 
 def _facts(table: pa.Table) -> Facts:
-    facts = Facts([], [], [], [], {}, set())
-    names_ = ("kind", "first", "last", "chain", "number", "outcome", "key", "digest")
-    for kind, first, last, chain, number, outcome, key, digest in zip(
-        *(table[name].to_pylist() for name in names_), strict=True
-    ):
-        if kind == "silver":
-            facts.silver[first] = (key, digest)
-        elif kind == "claim":
+    is_silver = pc.equal(table["kind"], "silver")
+    silver = table.filter(is_silver).rename_columns({"first": "sequence"})
+    found = InSilver(*(silver[name].combine_chunks() for name in InSilver._fields))
+    facts = Facts([], [], [], [], found, [])
+    names_ = ("kind", "first", "last", "chain", "number", "outcome")
+    others = table.filter(pc.invert(is_silver))
+    for kind, first, last, chain, number, outcome in zip(*(others[name].to_pylist() for name in names_), strict=True):
+        if kind == "claim":
             facts.claims.append(Claim(chain, number, outcome, first, last))
         elif kind == "listed":
             facts.listed.append(Claim(chain, number, outcome, first, last))
         elif kind == "gap":
             facts.gaps.append((first, last))
         elif kind == "quarantine":
-            facts.quarantined.add(first)
+            facts.quarantined.append(first)
         else:
             facts.expected.append((first, last))
     return facts
