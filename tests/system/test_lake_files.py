@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import Unavailable
+from oncewire.errors import InvalidSetting, Unavailable
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake, is_partitioned
 from oncewire.pipeline.lake.rules import Written
@@ -35,6 +35,16 @@ def rows(*payloads: bytes) -> pa.Table:
 def write(lake: Lake, found: pa.Table) -> list[Written]:
     is_dated = is_partitioned(lake.open(BRONZE))
     return list(files.write_files(lake.root(BRONZE), BRONZE, "EVENTS-1-2", found, is_partitioned=is_dated))
+
+
+def test_a_lake_is_a_path_or_the_url_of_one_and_never_an_object_store(tmp_path: Path) -> None:
+    assert tmp_path / "a b" == Lake((tmp_path / "a b").as_uri()).path == Lake(str(tmp_path / "a b")).path
+    for url in ("s3://me:secret@bucket/lake", "abfss://lake@account/x", "gs://bucket"):
+        with pytest.raises(InvalidSetting, match="a lake is a folder") as refused:
+            Lake(url)
+        assert "secret" not in str(refused.value)
+        with pytest.raises(InvalidSetting):
+            open_table(url, "bronze")
 
 
 def test_the_same_rows_have_the_same_names_and_other_rows_have_others(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -231,8 +230,7 @@ def require_spark() -> None:
 def lake_of(settings: Settings, partition_by: str = "") -> Lake:
     from oncewire.pipeline.lake.log import Lake
 
-    path = Path(settings.lake).expanduser() if settings.lake else settings.data / "lake"
-    return Lake(path, partition_by=partition_by)
+    return Lake(settings.lake or settings.data / "lake", partition_by=partition_by)
 
 
 def session(settings: Settings) -> SparkSession:

@@ -37,7 +37,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 
 from oncewire.contracts.catalog import Family
-from oncewire.errors import NotFound
+from oncewire.errors import InvalidSetting, NotFound
 from oncewire.pipeline.gold.tables import GOLD
 from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table
 
@@ -354,8 +354,22 @@ _OWN: Final = (BRONZE, GAPS, QUARANTINE, TOPICS, BATCHES)
 TABLES: Final = {table.name: table for table in (*_OWN, *SILVER.values(), *GOLD.values())}
 
 
+def lake_folder(lake: str | Path) -> Path:
+    """Where a lake is: a path, or a `file:` URL. InvalidSetting for an object store."""
+    text = str(lake)
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return Path(lake).expanduser().absolute()
+    if scheme == "file":
+        return Path(unquote(urlsplit(text).path))
+    raise InvalidSetting(
+        f"a lake is a folder, and {scheme}://{rest.partition('/')[0].rpartition('@')[2]} is none",
+        hint="Object stores are not supported. Use a disk, or a folder that all nodes mount.",
+    )
+
+
 def table_path(lake: str | Path, name: str) -> str:
-    return str(Path(lake) / name)
+    return str(lake_folder(lake) / name)
 
 
 def open_table(lake: str | Path, name: str, version: int | None = None) -> DeltaTable:

@@ -26,7 +26,7 @@ from oncewire.errors import Conflict, Corrupt, InvalidSetting, Unavailable
 from oncewire.files import sync_folder
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
-from oncewire.pipeline.tables import table_path
+from oncewire.pipeline.tables import lake_folder, table_path
 
 COMMIT_RETRIES_MAX: Final = 20
 FACTS: Final = "oncewire"
@@ -67,7 +67,7 @@ class Lake:
     """A folder of tables. `partition_by` counts when a table is made."""
 
     def __init__(self, path: str | Path, *, partition_by: str = "") -> None:
-        self.path = Path(path).absolute()
+        self.path = lake_folder(path)
         self.partition_by = partition_by
         self._removing = threading.Lock()
         """Held while files are committed, and while those that no version names are removed."""
