@@ -2,7 +2,7 @@
 
     python -m benchmarks pipeline              both pieces
     python -m benchmarks.pipeline landing      400 k messages from a stream into tables, beside others
-    python -m benchmarks.pipeline dedup        100 k messages into silver tables of 100 k, 1 M and 5 M rows
+    python -m benchmarks.pipeline dedup        100 k messages into silver tables of 100 k and of 5 M rows
 
 Messages are complete runtime envelopes of about 600 bytes; Spark is `local[2]`, server and Spark on one machine. Each
 contender begins with an empty lake or checkpoint and ends when all is committed. The first turn does not count.
@@ -45,7 +45,7 @@ ROUNDS = 2
 STREAM = "EVENTS"
 PLAIN_SCHEMA = "id string, type string, idempotency_key string, ts long, tenant string, payload string"
 BATCH = 100_000
-SIZES = (100_000, 1_000_000, 5_000_000)
+SIZES = (100_000, 5_000_000)
 FILE_ROWS = 250_000
 
 
