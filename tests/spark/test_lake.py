@@ -245,6 +245,21 @@ def test_a_loss_and_a_lost_checkpoint_stop_their_streams_alone(
     assert [(21, 30, "trimmed")] == [(one["first"], one["last"], one["cause"]) for one in rows(path, "gaps")]
 
 
+def test_silver_is_made_anew_from_bronze_as_long_as_bronze_has_what_its_log_names(
+    spark: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "lake"
+    shutil.copytree(lake / "bronze", copy / "bronze")
+    gone = next((copy / "bronze").rglob("*.parquet"))
+    kept = gone.rename(tmp_path / "kept")
+    with pytest.raises(Corrupt, match="is no longer there") as late:
+        Silver(spark, Lake(copy)).step()
+    assert "--lake DIR" in late.value.hint
+    kept.rename(gone)
+    assert Silver(spark, Lake(copy)).step() is not None
+    assert derived(lake) == derived(copy)
+
+
 def test_a_batch_that_does_not_balance_is_not_committed(
     spark: SparkSession, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

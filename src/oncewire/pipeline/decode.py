@@ -14,27 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from oncewire.contracts import headers, ids, inputs, letters
 from oncewire.errors import Refused, UnsupportedVersion
 from oncewire.pipeline.families import (
     READERS,
+    REPLAY_PREFIX,
     Families,
     Place,
     Read,
     key_of,
-    read_closely,
     runtime_row,
     shown,
     silver_name,
 )
 from oncewire.pipeline.lake.table import TIMESTAMP, Table
 from oncewire.pipeline.landing import header_values
-from oncewire.pipeline.tables import QUARANTINE, SILVER
+from oncewire.pipeline.tables import COMMON, QUARANTINE, SILVER
 
 DETAIL_CHARS_MAX: Final = 500
 RUNTIME: Final = "runtime"
@@ -86,16 +87,18 @@ def decode(rows: pa.Table, families: Families = ()) -> Decoded:
     home = lru_cache(maxsize=4096)(lambda subject: silver_name(subject, families))
     names = [home(subject) for subject in subjects]
     complete = read_complete(names, bodies, subjects)
-    for at, (name, place) in enumerate(zip(names, places(rows), strict=True)):
+    places = Places(rows)
+    for at, name in enumerate(names):
         if not name:
-            wrong.append(Wrong(at, "", "subject", f"no contract names the subject {place.subject[:200]}"))
+            wrong.append(Wrong(at, "", "subject", f"no contract names the subject {subjects[at][:200]}"))
             continue
         try:
-            if name == RUNTIME:
-                read = runtime_row(complete[at] or read_closely(bodies[at], place), place)
+            envelope = complete.get(at)
+            if envelope is not None and not places.is_replay(at):
+                read = runtime_row(envelope, {})
             else:
-                read = READERS[name](bodies[at], place)
-            key = key_of(name, place.subject, read)
+                read = READERS[name](bodies[at], places[at])
+            key = key_of(name, subjects[at], read)
         except Refused as error:
             reason = "version" if isinstance(error, UnsupportedVersion) else "contract"
             wrong.append(Wrong(at, name, reason, str(error)))
@@ -109,7 +112,7 @@ def decode(rows: pa.Table, families: Families = ()) -> Decoded:
     tables: dict[str, pa.Table] = {}
     digests: dict[str, list[bytes]] = {}
     for name, part in parted.items():
-        made = list(_tables(rows, name, part, wrong))
+        made = list(_tables(places, name, part, wrong))
         tables[name] = pa.concat_tables([table for table, _ in made]) if made else SILVER[name].schema.empty_table()
         digests[name] = [digest for _, found in made for digest in found]
     refused: dict[str, int] = {}
@@ -134,56 +137,61 @@ def read_complete(
     return found
 
 
-def places(rows: pa.Table) -> Iterator[Place]:
-    columns = [rows[name].to_pylist() for name in ("stream", "created_ns", "sequence", "nanos", "subject", "tenant")]
-    micros = rows["timestamp"].cast(pa.int64()).to_pylist()
-    carried = rows["headers"].combine_chunks()
-    msg_ids = header_values(carried, headers.MSG_ID).to_pylist()
-    for at, (stream, created_ns, sequence, nanos, subject, tenant) in enumerate(zip(*columns, strict=True)):
-        origin = ids.Origin(stream, created_ns, sequence, micros[at] * 1000 + nanos)
-        yield Place(origin, subject, tenant, msg_ids[at], _Carried(carried, at))
+class Places:
+    """Where the rows of a batch stand, made for those that need it: a complete envelope does not."""
 
+    def __init__(self, rows: pa.Table) -> None:
+        self._headers = rows["headers"].combine_chunks()
+        self.rows = rows.select([name for name, _ in COMMON if name in rows.column_names] + ["nanos", "date"])
+        self.msg_ids = header_values(self._headers, headers.MSG_ID)
+        self._is_replay = pc.starts_with(self.msg_ids, REPLAY_PREFIX).fill_null(False).to_pylist()
 
-class _Carried:
-    """A row's headers, read when somebody asks: of a name that stands several times the first value."""
+    def is_replay(self, at: int) -> bool:
+        return bool(self._is_replay[at])
 
-    __slots__ = ("_at", "_lists")
+    @cached_property
+    def _columns(self) -> list[list[Any]]:
+        names = ("stream", "created_ns", "sequence", "nanos", "subject", "tenant")
+        columns = [self.rows[name].to_pylist() for name in names]
+        return [*columns, self.rows["timestamp"].cast(pa.int64()).to_pylist(), self.msg_ids.to_pylist()]
 
-    def __init__(self, lists: pa.Array, at: int) -> None:
-        self._lists = lists
-        self._at = at
+    def __getitem__(self, at: int) -> Place:
+        stream, created_ns, sequence, nanos, subject, tenant, us, msg_id = (one[at] for one in self._columns)
+        origin = ids.Origin(stream, created_ns, sequence, us * 1000 + nanos)
+        return Place(origin, subject, tenant, msg_id, lambda: self._carried(at))
 
-    def __call__(self) -> dict[str, str]:
+    def _carried(self, at: int) -> dict[str, str]:
+        """A row's headers: of a name that stands several times the first value."""
         found: dict[str, str] = {}
-        for pair in self._lists[self._at].as_py():
+        for pair in self._headers[at].as_py():
             found.setdefault(pair["key"], pair["value"].decode("utf-8", "surrogateescape"))
         return found
 
 
-def _tables(rows: pa.Table, name: str, part: Parted, wrong: list[Wrong]) -> Iterator[tuple[pa.Table, list[bytes]]]:
+def _tables(places: Places, name: str, part: Parted, wrong: list[Wrong]) -> Iterator[tuple[pa.Table, list[bytes]]]:
     """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
     if not part.at:
         return
     try:
-        yield _table(rows, SILVER[name], part), [read.digest for read in part.read]
+        yield _table(places, SILVER[name], part), [read.digest for read in part.read]
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
         if len(part.at) == 1:
             wrong.append(Wrong(part.at[0], name, "unreadable", f"{type(error).__name__}: {error}"))
             return
         for half in part.halves():
-            yield from _tables(rows, name, half, wrong)
+            yield from _tables(places, name, half, wrong)
 
 
-def _table(rows: pa.Table, table: Table, part: Parted) -> pa.Table:
+def _table(places: Places, table: Table, part: Parted) -> pa.Table:
     kinds = dict(table.columns)
     names = [name for name, _ in table.columns]
-    stood = rows.take(pa.array(part.at, pa.int64()))
-    carried = stood["headers"].combine_chunks()
+    taken = pa.array(part.at, pa.int64())
+    stood = places.rows.take(taken)
     made: dict[str, Any] = {
         "tenant": [read.tenant for read in part.read],
         "key": part.keys,
         "identity": [read.identity for read in part.read],
-        "msg_id": header_values(carried, headers.MSG_ID),
+        "msg_id": places.msg_ids.take(taken),
         "event_time": pa.array([read.event_us for read in part.read], pa.int64()).cast(TIMESTAMP),
         "trace_id": [read.trace_id for read in part.read],
         "span_id": [read.span_id for read in part.read],

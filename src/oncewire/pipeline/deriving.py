@@ -184,6 +184,7 @@ class Silver:
         staging = self._staging / str(last)
         work = DecodeFile(self._lake.root(BRONZE), str(staging), self._families)
         added = sorted((one for version in versions for one in version.added), key=place)
+        self._lake.check_files(BRONZE, added)
         found = run_tasks(self._spark, work, [(at, one.path) for at, one in enumerate(added)])
         handles = self._handles(found)
         sorted_out = self._look(added, found, handles, last)

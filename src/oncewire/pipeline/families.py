@@ -35,6 +35,8 @@ from oncewire.errors import ContractViolation, UnsupportedVersion
 from oncewire.jetstream.protocol import parse_time_ns
 
 KEY_BYTES: Final = 16
+REPLAY_PREFIX: Final = "rp."
+"""Of the id of a replayed message."""
 LONG_MAX: Final = 2**63 - 1
 INCARNATION: Final = "#"
 """Stands between a stream's creation time and its incarnation in a block."""
@@ -88,17 +90,21 @@ def silver_name(subject: str, families: Families = ()) -> str:
 
 def read_runtime(body: bytes, place: Place) -> Read:
     found = inputs.read_complete(body, place.subject)
-    return runtime_row(found or read_closely(body, place), place)
+    return runtime_row(found or read_closely(body, place), carried_by_replay(place))
 
 
 def read_closely(body: bytes, place: Place) -> inputs.Input:
     return inputs.read_closely(body, subject=place.subject, origin=place.origin, carried=place.carried())
 
 
-def runtime_row(found: inputs.Input, place: Place) -> Read:
+def carried_by_replay(place: Place) -> dict[str, str]:
+    """The headers of a runtime message that count here: a replay's."""
+    return place.carried() if place.msg_id and place.msg_id.startswith(REPLAY_PREFIX) else {}
+
+
+def runtime_row(found: inputs.Input, carried: dict[str, str]) -> Read:
     """An envelope that was read, as a row: many are read at once at half the cost (`inputs.read_all_complete`)."""
     told = found.envelope
-    carried = place.carried() if place.msg_id and place.msg_id.startswith("rp.") else {}
     own = (
         told.workspace,
         *_envelope(told.id, told.type, told.schema_version, told.idempotency_key, told.actor.id, found.digest, carried),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -118,14 +119,20 @@ def header_values(carried: pa.Array, name: str) -> pa.Array:
     pairs = carried.flatten()
     if not len(pairs):
         return pa.nulls(len(carried), pa.string())
-    rows = pc.list_parent_indices(carried).cast(pa.int64())
     is_named = pc.equal(pairs.field("key"), name)
     values = pairs.field("value").filter(is_named)
-    places = rows.filter(is_named)
-    found: list[str | None] = [None] * len(carried)
-    for place, value in zip(reversed(places.to_pylist()), reversed(values.to_pylist()), strict=True):
-        found[place] = value.decode("utf-8", "replace") if value is not None else None
-    return pa.array(found, pa.string())
+    rows = pc.list_parent_indices(carried).filter(is_named).to_numpy()
+    first = np.full(len(carried), -1, np.int64)
+    first[rows[::-1]] = np.arange(len(rows))[::-1]  # of several the first one is written last
+    return as_text(values.take(pa.array(first, mask=first < 0)))
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Bytes as text; bad ones are shown as signs."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())
 
 
 @dataclass(frozen=True)

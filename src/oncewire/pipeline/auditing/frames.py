@@ -20,7 +20,6 @@ from oncewire.pipeline.auditing.workers import (
     BLOCK,
     EFFECT_PREFIX,
     FACT,
-    REPLAY_PREFIX,
     ROW,
     RUNTIME_SUBJECTS,
     Narrow,
@@ -29,7 +28,7 @@ from oncewire.pipeline.auditing.workers import (
     read_blocks,
     walk_chains,
 )
-from oncewire.pipeline.families import Families
+from oncewire.pipeline.families import REPLAY_PREFIX, Families
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -231,7 +230,7 @@ def audit_positions(
     """Every position below the cut is in bronze once or in a known gap; has one outcome, or is in progress; and what it
     adds to the sums of its block. `once` are the blocks, each once."""
     is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME_SUBJECTS)
-    is_replay = f"coalesce(startswith({header_value(MSG_ID)}, {_bytes(REPLAY_PREFIX)}), false)"
+    is_replay = f"coalesce(startswith({header_value(MSG_ID)}, {_bytes(REPLAY_PREFIX.encode())}), false)"
     rows = bronze.selectExpr(
         "tenant", *PLACE, "sequence", "subject", "unix_micros(timestamp) as at_us", "nanos",
         f"{header_value(MSG_ID)} as msg_id",

@@ -37,7 +37,19 @@ from oncewire.pipeline.auditing.rules import (
     walk,
 )
 from oncewire.pipeline.decode import RUNTIME, read_complete
-from oncewire.pipeline.families import READERS, Families, Place, Read, key_of, read_closely, runtime_row, silver_name
+from oncewire.pipeline.families import (
+    READERS,
+    REPLAY_PREFIX,
+    Families,
+    Place,
+    Read,
+    carried_by_replay,
+    key_of,
+    read_closely,
+    runtime_row,
+    silver_name,
+)
+from oncewire.pipeline.landing import as_text
 
 ROWS_PER_BATCH = 8_192
 EFFECT_PREFIX = "fx."
@@ -255,8 +267,8 @@ FACT = (
     "number long, outcome string, key binary, digest binary"
 )
 
-REPLAY_PREFIX = b"rp."
 _NO_TRACE = (None,) * 4
+_REPLAY = REPLAY_PREFIX.encode()
 RUNTIME_SUBJECTS = ("evt.", "cmd.")
 """Subjects whose envelopes need no headers, but for those of a replay: they are not even brought here."""
 
@@ -304,7 +316,7 @@ class Narrow:
             envelope, msg_id = complete.get(at), msg_ids[at]
             if not name:
                 says = NOTHING
-            elif envelope is None or (msg_id is not None and msg_id.startswith(REPLAY_PREFIX)):
+            elif envelope is None or (msg_id is not None and msg_id.startswith(_REPLAY)):
                 says = read_row(name, bodies[at], _place(batch, at, msg_id), envelope)
             else:
                 says = _complete(subjects[at], envelope)
@@ -360,19 +372,11 @@ def _complete(subject: str, found: Input) -> _Says:
     return _Says(found.identity, found.digest, key_of(RUNTIME, subject, read))
 
 
-def as_text(values: pa.Array) -> pa.Array:
-    """Bytes as text; bad ones are shown as signs."""
-    try:
-        return values.cast(pa.string())
-    except pa.ArrowInvalid:
-        return pa.array([one and one.decode("utf-8", "replace") for one in values.to_pylist()], pa.string())
-
-
 def read_row(name: str, payload: bytes, place: Place, envelope: Input | None) -> _Says:
     """What a message says; nothing of one that breaks its contract."""
     try:
         if name == RUNTIME:
-            read = runtime_row(envelope or read_closely(payload, place), place)
+            read = runtime_row(envelope or read_closely(payload, place), carried_by_replay(place))
         else:
             read = READERS[name](payload, place)
     except Exception:  # silver keeps such a message in quarantine, with the reason

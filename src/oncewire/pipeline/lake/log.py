@@ -39,6 +39,7 @@ _CONFIGURATION: Final = {
 }
 
 
+_LATE: Final = "Restore the lake from a backup, or read the streams into a new one (`--lake DIR`)."
 _CHANGING: Final = threading.Lock()
 """Each stream has a thread of its own. Two that make a table at once would both do it, and the second one's protocol
 would make the first one's commit fail."""
@@ -236,10 +237,15 @@ class Lake:
                 lines = entry.read_text("utf-8").splitlines()
             except FileNotFoundError:
                 raise Corrupt(
-                    f"version {number} of the table {table.name} is no longer in its log: {entry}",
-                    hint="Restore the lake from a backup, or read the streams into a new one (`--lake DIR`).",
+                    f"version {number} of the table {table.name} is no longer in its log: {entry}", hint=_LATE
                 ) from None
             yield version_of(number, lines)
+
+    def check_files(self, table: Table, added: Sequence[Added]) -> None:
+        """Corrupt when a file that a version brought is gone: housekeeping has put it together with others."""
+        root = Path(self.root(table))
+        if gone := [one.path for one in added if not (root / one.path).exists()]:
+            raise Corrupt(f"the file {gone[0]} of the table {table.name} is no longer there", hint=_LATE)
 
 
 def _missing(found: DeltaTable, table: Table) -> list[str]:
