@@ -32,7 +32,7 @@ from tests.support.collector import Collector, collecting
 from tests.support.dlq import TRACE as GIVEN_UP_IN
 from tests.support.dlq import failing
 from tests.support.gateway import guest, message, new_conversation
-from tests.support.http import get, post, wire
+from tests.support.http import post, wire
 from tests.support.lakes import Lake
 from tests.support.nats import NatsServer
 from tests.support.postgres import shared_postgres
@@ -145,10 +145,13 @@ async def test_what_is_produced_over_http_is_a_child_of_its_request(
             await client.ask(post("/v1/topics?name=orders", b""))
             sent = await client.ask(post("/v1/produce?topic=orders&value=x", b"", f"traceparent: 00-{TRACE}-{SPAN}-01"))
             plain = await client.ask(post("/v1/produce?topic=orders&value=x", b""))
-            assert [200, 200] == [sent.status, plain.status]
-            assert 200 == (await client.ask(get("/v1/healthz"))).status
-            await until(lambda: collector.spans, "a span")
-    (span,) = collector.spans
+            lines = b'{"topic":"orders","value":"x"}\n{"topic":"none","value":"x"}\n'
+            words = ("Content-Type: application/x-ndjson", f"traceparent: 00-{TRACE}-{SPAN}-01")
+            many = await client.ask(post("/v1/produce", lines, *words))
+            assert [200, 200, 200] == [sent.status, plain.status, many.status]
+            await until(lambda: len(collector.spans) == 2, "a span for each that was stored and belongs to a trace")
+    span, other = collector.spans
+    assert (other.trace_id, other.parent_id, other.name) == (TRACE, SPAN, "send orders")
     assert ("send orders", TRACE, SPAN, PRODUCER) == (span.name, span.trace_id, span.parent_id, span.kind)
     assert "oncewire" == span.attributes["messaging.system"]
 

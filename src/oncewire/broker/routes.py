@@ -143,10 +143,7 @@ class BrokerRoutes:
                 self._count_refusal(_fail(request, produced))
             else:
                 request.respond(200, wire.PRODUCED % ENCODE(produced.topic))
-                took_s = time.perf_counter() - began
-                self.produce_seconds.observe(took_s)
-                if self._tracer is not None:
-                    traces.tell(self._tracer, request, body, produced, took_s)
+                self._told(request, [(body, produced)], time.perf_counter() - began)
 
         self.engine.produce(request.principal.tenant, body, done)
 
@@ -167,11 +164,25 @@ class BrokerRoutes:
             return wire.produced_line(result)
 
         good = [body for body in sent if isinstance(body, ProduceBody)]
-        done = partial(_answer_lines, request, sent, show)
+        began = time.perf_counter()
+
+        def done(results: Sequence[Produced | OncewireError] | OncewireError) -> None:
+            _answer_lines(request, sent, show, results)
+            if not isinstance(results, OncewireError):
+                stored = [(body, one) for body, one in zip(good, results, strict=True) if isinstance(one, Produced)]
+                self._told(request, stored, time.perf_counter() - began)
+
         if good:
             self.engine.produce_many(request.principal.tenant, good, done)
         else:
             done([])
+
+    def _told(self, request: Request, stored: Sequence[tuple[ProduceBody, Produced]], took_s: float) -> None:
+        """These are durable, and their producer knows it."""
+        self.produce_seconds.observe(took_s, len(stored))
+        if self._tracer is not None:
+            for body, produced in stored:
+                traces.tell(self._tracer, request, body, produced, took_s)
 
     def _count_refusal(self, reason: str) -> None:
         if reason:
