@@ -146,6 +146,25 @@ def test_what_cannot_be_run_is_refused(words: list[str], told: str) -> None:
     assert (2, True) == (done.exit_code, told in done.output), done.output
 
 
+def test_a_listener_for_watchers_and_log_lines_for_machines(tmp_path: Path) -> None:
+    """What a command shows is log lines; traces to a file end up there when it stops."""
+    words = ("--metrics-listen", "127.0.0.1:0", "--log-format", "json", "--traces", f"file:{tmp_path / 'spans'}")
+    with Running(*words) as running:
+        assert ("info", "broker", "serving") == tuple(running.serving[key] for key in ("level", "part", "event"))
+        with SyncBrokerClient(running.serving["url"]) as client:
+            client.create_topic("t")
+        trace = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+        asked = urllib.request.Request(running.serving["url"] + "/v1/produce?topic=t&value=x", b"", trace)
+        with urllib.request.urlopen(asked) as answer:
+            assert 200 == answer.status
+        with urllib.request.urlopen(running.serving["metrics_url"] + "/readyz") as answer:
+            assert "ready" == json.load(answer)["status"]
+        with urllib.request.urlopen(running.serving["metrics_url"] + "/metrics") as answer:
+            assert "\noncewire_broker_produced_total 1\n" in answer.read().decode()
+    (span,) = [json.loads(line) for line in (tmp_path / "spans").read_text().splitlines()]
+    assert ("send t", f"0x{'2' * 16}") == (span["name"], span["parent_id"])
+
+
 def test_metrics_have_the_names_that_dashboards_know() -> None:
     with Running("--broker-partition-messages-max", "1") as running, SyncBrokerClient(running.serving["url"]) as client:
         client.create_topic("t")

@@ -322,7 +322,8 @@ class GroupCommit:
                 work.finish(is_good=True)  # an error here is the store's, not the handler's
             self._now[item.key] = input_.digest
             self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
-            self._worked(item, start)
+            if self.began_ns:
+                self._worked(item, start)
 
     def _worked(self, item: Item, start: int, error: str = "") -> None:
         began_ns = self.began_ns.get(item.at_key)

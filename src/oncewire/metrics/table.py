@@ -97,8 +97,16 @@ AGENT: Final = (
     _gauge("oncewire_agent_in_flight", "Inputs in hand.", "agent"),
     _gauge("oncewire_agent_open_blocks", "Blocks of the ledger whose effects are not all confirmed.", "agent"),
     _gauge("oncewire_agent_lag", "Messages that wait in the stream for the agent.", "agent", "stream"),
-    _histogram("oncewire_agent_stored_seconds", "From an event's own time to its place in the stream.", "agent"),
-    _histogram("oncewire_agent_delivery_seconds", "From the stream into the agent's hands.", "agent"),
+    _histogram(
+        "oncewire_agent_stored_seconds",
+        "From an event's own time to its place in the stream; of what comes together, the first and the last count.",
+        "agent",
+    ),
+    _histogram(
+        "oncewire_agent_delivery_seconds",
+        "From the stream into the agent's hands; of what comes together, the first and the last count for all.",
+        "agent",
+    ),
     _histogram("oncewire_agent_handling_seconds", "From a batch in hand to its commit, for each input.", "agent"),
     _histogram("oncewire_agent_publish_seconds", "From a commit until its effects are confirmed, per commit.", "agent"),
 )
