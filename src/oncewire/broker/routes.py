@@ -143,7 +143,7 @@ class BrokerRoutes:
                 self._count_refusal(_fail(request, produced))
             else:
                 request.respond(200, wire.PRODUCED % ENCODE(produced.topic))
-                self._told(request, [(body, produced)], time.perf_counter() - began)
+                self._told([(body, produced)], time.perf_counter() - began)
 
         self.engine.produce(request.principal.tenant, body, done)
 
@@ -170,19 +170,19 @@ class BrokerRoutes:
             _answer_lines(request, sent, show, results)
             if not isinstance(results, OncewireError):
                 stored = [(body, one) for body, one in zip(good, results, strict=True) if isinstance(one, Produced)]
-                self._told(request, stored, time.perf_counter() - began)
+                self._told(stored, time.perf_counter() - began)
 
         if good:
             self.engine.produce_many(request.principal.tenant, good, done)
         else:
             done([])
 
-    def _told(self, request: Request, stored: Sequence[tuple[ProduceBody, Produced]], took_s: float) -> None:
+    def _told(self, stored: Sequence[tuple[ProduceBody, Produced]], took_s: float) -> None:
         """These are durable, and their producer knows it."""
         self.produce_seconds.observe(took_s, len(stored))
         if self._tracer is not None:
             for body, produced in stored:
-                traces.tell(self._tracer, request, body, produced, took_s)
+                traces.tell(self._tracer, body, produced, took_s)
 
     def _count_refusal(self, reason: str) -> None:
         if reason:

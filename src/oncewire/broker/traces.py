@@ -8,16 +8,16 @@ import time
 from oncewire.broker.engine import Produced
 from oncewire.contracts.broker import ProduceBody
 from oncewire.contracts.trace import parse_traceparent
-from oncewire.http import Request
 from oncewire.tracing import Tracer, span_of
 
 SYSTEM = "oncewire"
 
 
-def tell(tracer: Tracer, request: Request, body: ProduceBody, produced: Produced, took_s: float) -> None:
-    """The message is durable. Whoever asked without a context has no trace to continue."""
-    parent = parse_traceparent(request.header(b"traceparent"))
-    if parent is None:
+def tell(tracer: Tracer, body: ProduceBody, produced: Produced, took_s: float) -> None:
+    """The message is durable. One without a context, of its own or of its request, belongs to no trace."""
+    envelope = body.envelope
+    parent = parse_traceparent(envelope.traceparent) if envelope is not None else None
+    if envelope is None or parent is None:
         return
     ended_ns = time.time_ns()
     tracer.sent(
@@ -27,6 +27,6 @@ def tell(tracer: Tracer, request: Request, body: ProduceBody, produced: Produced
         (ended_ns - int(took_s * 1e9), ended_ns),
         system=SYSTEM,
         partition=str(produced.partition),
-        message_id=body.envelope.idempotency_key if body.envelope else "",
+        message_id=envelope.idempotency_key,
         body_bytes=len(body.value),
     )
