@@ -121,7 +121,8 @@ async def _serving(folder: DataFolder, child: Child | None) -> Running:
     deadline = time.monotonic() + START_S_MAX
     while time.monotonic() < deadline:
         running = folder.read()
-        if running is not None and all(name in running.services for name in NEEDED):
+        is_ready = child is None or '"event": "serving"' in child.log.tail()
+        if running is not None and is_ready and all(name in running.services for name in NEEDED):
             return running
         if child is not None and not child.is_running:
             raise child.died("before it served")

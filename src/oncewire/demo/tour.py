@@ -343,6 +343,8 @@ class Tour:
             )
         else:
             self._check("something above does not hold", holds=False)
+        if self._where.console_url:
+            self._say.look(f"{self._where.console_url}/runs/tour-{self._id}, all of it on one line of time")
 
     def _page(self, view: str) -> str:
         return f", or {self._where.console_url}/{view}" if self._where.console_url else ""
