@@ -107,10 +107,15 @@ class Desk:
         self.state.apply_all(going.records)
         self._answers += going.waiters
 
-    def answered(self) -> None:
-        """Tell those who waited."""
+    def answered(self, halfway: Callable[[], None] | None = None) -> None:
+        """Tell those who waited. `halfway` may send what the first half asks next while the others are told."""
         answers, self._answers = self._answers, []
-        for done, answer in answers:
+        half = len(answers) // 2 if halfway is not None else 0
+        for done, answer in answers[:half]:
+            done(answer)
+        if halfway is not None:
+            halfway()
+        for done, answer in answers[half:]:
             done(answer)
 
     def failed(self, error: OncewireError) -> None:

@@ -180,7 +180,12 @@ def routing_of(decision: RoutingDecision | None) -> Routing | None:
 
 
 def accept(
-    state: State, now_ms: int, tenant: str, body: ProduceBody, place: Place[Topic], routing: Routing | None
+    state: State,
+    now_ms: int,
+    tenant: str,
+    body: ProduceBody,
+    place: tuple[Topic, int, BrokerEnvelope | None],
+    routing: Routing | None,
 ) -> Stored | Produced | OncewireError:
     """What to store of a message in its place, unless its key was used or there is no room."""
     topic, number, envelope = place

@@ -42,7 +42,7 @@ from oncewire.broker.jetstream.sending import (
     header_of,
     unknown,
 )
-from oncewire.broker.rules import Place, Step
+from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
 from oncewire.contracts import topics
@@ -268,8 +268,8 @@ class Cell:
         if self.intake.is_full:
             done(Overloaded("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000))
             return
-        place = Place(self.held, self.partition, envelope)
-        stored = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, place, routing)
+        here = (self.held, self.partition, envelope)
+        stored = rules.accept(self.state, self.home.clock(), self.topic.tenant, body, here, routing)
         if not isinstance(stored, Stored):
             done(stored)
             return
@@ -375,13 +375,15 @@ class Cell:
         self.record_sequence = sending.sequences[-1]
         self.home.on_step("confirmed")
         trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
-        self.records_since += len(desk.going)
+        count = len(desk.going)
+        self.records_since += count
         desk.applied()
         self.trims.extend((at_ms, record.offset) for record, at_ms in trimmed)
         if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
             self.home.snapshot(self)
         self.go()
-        desk.answered()
+        takes_halves = self.intake.is_idle and self.home.outlet.takes_halves(count)
+        desk.answered(self.go if takes_halves else None)
         self.look()
         self.settle_down()
 

@@ -47,7 +47,7 @@ from oncewire.broker.routing import Routers
 from oncewire.broker.rules import NO_TOPIC, Place
 from oncewire.broker.state import COUNTERS
 from oncewire.broker.taking import Take
-from oncewire.contracts.broker import Delivery, ProduceBody, Routing
+from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
 from oncewire.errors import ContractViolation, InvalidSetting, NotFound, OncewireError, TooLarge, Unavailable
 from oncewire.jetstream import Client, Outgoing
 
@@ -181,7 +181,8 @@ class JetStreamEngine:
         if body.envelope is None and self._routers is None and not self.node.is_stopping:
             topic = self._catalog.topics.get((tenant, body.topic))
             if topic is not None:  # the common case, without what only envelopes and routers need
-                self._store(body, topic.number, Place(topic, partition_of(body.key, topic.count), None), None, done)
+                number = 0 if topic.count == 1 else partition_of(body.key, topic.count)
+                self._store(body, topic.number, (topic, number, None), None, done)
                 return
         if self._routers is not None:
             self._routers.ask(body.topic, body, lambda decision: self._produce(tenant, body, decision, done))
@@ -227,7 +228,12 @@ class JetStreamEngine:
         self._produce(tenant, body, decision, done, has_looked=True)
 
     def _store(
-        self, body: ProduceBody, requested: int, place: Place[Listed], routing: Routing | None, done: Done[Produced]
+        self,
+        body: ProduceBody,
+        requested: int,
+        place: tuple[Listed, int, BrokerEnvelope | None],
+        routing: Routing | None,
+        done: Done[Produced],
     ) -> None:
         topic, number, envelope = place
         cell = self.node.cells.get((topic.number, number))

@@ -3,7 +3,8 @@
     add → (wait) → sent as a group → confirmed: they count, in the order of the stream → answered
 
 Two groups may be on their way, so that the server stores one while the other is made; only one in a cluster, and where
-it goes as a batch. Groups count in the order in which they were sent. When one fails, those behind it do not count
+it goes as a batch. Clients that wait for each other's groups would ask in step, and one group would hold them all: they
+are told in halves. Groups count in the order in which they were sent. When one fails, those behind it do not count
 either, whatever became of them: an earlier message may stand in the stream, and what is stored is read there
 (takeover.py).
 """
@@ -150,9 +151,10 @@ class Intake:
         else:
             cell.state.store_all(cell.held, records)
         cell.go()
-        partition = cell.partition
-        for (done, topic), record in zip(group.told, records, strict=True):
-            done(Produced(topic, partition, record.offset, record.offset < 0))
+        half = len(records) // 2 if not self._going and cell.home.outlet.takes_halves(len(records)) else 0
+        _tell(group.told[:half], records[:half])
+        cell.go()
+        _tell(group.told[half:], records[half:])
         cell.look()
 
     # ---- when it goes wrong
@@ -167,6 +169,11 @@ class Intake:
         unsent = error if not isinstance(error, OutcomeUnknown) else _not_sent(error)
         for done, _ in told:
             done(unsent)
+
+
+def _tell(told: list[tuple[Done, str]], records: list[Stored]) -> None:
+    for (done, topic), record in zip(told, records, strict=True):
+        done(Produced(topic, record.partition, record.offset, record.offset < 0))
 
 
 def _not_sent(error: OncewireError) -> OncewireError:

@@ -25,6 +25,7 @@ CONFIRM_S_MAX: Final = 10.0
 SWEEP_S: Final = 0.25
 BATCH_US: Final = 2_000.0
 BATCH_MESSAGE_US: Final = 10.0
+HALVES_MIN: Final = 16
 _PLAIN_ACK: Final = b'{"stream":'
 _LEARN_FROM: Final = 8
 _LEARN: Final = 0.2
@@ -69,6 +70,9 @@ class Pace:
         if is_clustered:
             return True
         self.single_us *= _FORGET  # now and then singles are tried again
+        return self.is_batch_quicker(count)
+
+    def is_batch_quicker(self, count: int) -> bool:
         return count * self.single_us > self.batch_us + count * BATCH_MESSAGE_US
 
 
@@ -210,6 +214,10 @@ class Outlet:
     def wants_batch(self, count: int) -> bool:
         """Whether so many messages should go as one batch."""
         return self.pace.wants_batch(count, is_clustered=self.is_clustered)
+
+    def takes_halves(self, count: int) -> bool:
+        """Whether so many who are told should be told in two halves, so that the server has work meanwhile."""
+        return count >= HALVES_MIN and not self.is_clustered and not self.pace.is_batch_quicker(count)
 
     def send(
         self,
