@@ -5,6 +5,7 @@ The witness produces through any node, reads through every node, settles through
     produced   values that were answered with success: each must come, and come again until it is settled
     acked      places that were answered 204: none may come again from a node that holds its session
     unsure     places whose settlement was answered with "unknown": they may come again or not
+    left       places that it did not settle on purpose when they came first
     stale      deliveries of what was acked by a node that was stopped or cut off meanwhile: they cannot be settled
 
 At the end all nodes are killed and a new one takes everything over: what is not settled comes then, and only that.
@@ -34,6 +35,8 @@ TOPIC, GROUP = "t", "g"
 LEASE_MS = 120_000
 NACKED = 0.05
 """Of the deliveries; each becomes a dead letter at once."""
+LEFT = 0.02
+"""Of the messages are not settled when they come first: whoever owns them next must deliver them again."""
 START_S = 30.0
 SETTLED_S = 60.0
 Place = tuple[int, int]
@@ -148,6 +151,7 @@ class Witness:
         self.places: dict[str, Place] = {}
         self.acked: set[Place] = set()
         self.unsure: set[Place] = set()
+        self.left: set[Place] = set()
         self.stale = 0
         self.buried: set[str] = set()
         self.gap_s = 0.0
@@ -255,6 +259,9 @@ class Witness:
             node, delivery = await self._waiting.get()
             place = (delivery.partition, delivery.offset)
             was_acked = place in self.acked
+            if place not in self.left and self.chance.random() < LEFT:
+                self.left.add(place)
+                continue
             try:
                 lease, settler = self._client(node).lease(TOPIC, GROUP, delivery), self._any()
                 if self.chance.random() < NACKED:
