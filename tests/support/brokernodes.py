@@ -152,6 +152,7 @@ class Witness:
         self.acked: set[Place] = set()
         self.unsure: set[Place] = set()
         self.left: set[Place] = set()
+        self.refused: dict[Place, str] = {}
         self.stale = 0
         self.buried: set[str] = set()
         self.gap_s = 0.0
@@ -270,6 +271,7 @@ class Witness:
                 else:
                     await settler.ack(lease)
             except OncewireError as error:
+                self.refused[place] = error.message
                 if isinstance(error, Unavailable):
                     self.unsure.add(place)
                 continue  # it comes again, from whoever owns it next
@@ -289,13 +291,19 @@ class Witness:
         await self._replace_all()
         with contextlib.suppress(AssertionError):
             await until(lambda: not self._open(), "all settled", deadline_s=SETTLED_S)
+        self.check()
         missing, left = self.produced - self.places.keys(), self._open()
         self.problems += await self._letters()
         return [
             *self.problems,
             *(f"{value} was acknowledged and never came" for value in sorted(missing)[:20]),
-            *(f"{value} came, was not settled, and came not again" for value in sorted(left - missing)[:20]),
+            *(self._lost(value) for value in sorted(left - missing)[:20]),
         ]
+
+    def _lost(self, value: str) -> str:
+        place = self.places[value]
+        why = self.refused.get(place) or ("left on purpose" if place in self.left else "still waits")
+        return f"{value} at {place} came, was not settled ({why}), and came not again"
 
     def _open(self) -> set[str]:
         """Values that are not settled as far as anybody was told."""
