@@ -64,18 +64,7 @@ def settle_early() -> None:
     cell.Cell.submit = hasty  # type: ignore[method-assign]
 
 
-def count_early() -> None:
-    """A settlement that is replayed counts before messages are read."""
-    anew = cell.Cell.begin_anew
-
-    def hasty(self: Any) -> None:
-        anew(self)
-        self.messages.behind = None
-
-    cell.Cell.begin_anew = hasty  # type: ignore[method-assign]
-
-
-MUTATIONS = {one.__name__: one for one in (answer_early, settle_early, count_early)}
+MUTATIONS = {one.__name__: one for one in (answer_early, settle_early)}
 
 
 async def main(flags: dict[str, str], step: str, count: int) -> None:
