@@ -37,6 +37,8 @@ NACKED = 0.05
 """Of the deliveries; each becomes a dead letter at once."""
 LEFT = 0.02
 """Of the messages are not settled when they come first: whoever owns them next must deliver them again."""
+LEFT_MAX = 40
+"""So many at a time: they count as in flight at their owner, who delivers nothing new when there are too many."""
 START_S = 30.0
 SETTLED_S = 60.0
 Place = tuple[int, int]
@@ -260,7 +262,7 @@ class Witness:
             node, delivery = await self._waiting.get()
             place = (delivery.partition, delivery.offset)
             was_acked = place in self.acked
-            if place not in self.left and self.chance.random() < LEFT:
+            if place not in self.left and self.chance.random() < LEFT and len(self.left - self.acked) < LEFT_MAX:
                 self.left.add(place)
                 continue
             try:
