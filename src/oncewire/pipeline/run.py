@@ -42,6 +42,17 @@ Told = Landed | Batch | Reading | Round
 Tell = Callable[[Told], None]
 
 
+def _register(spark: SparkSession) -> None:
+    """Else Spark looks for the source once, and a worker that dies then hides it. Spark 4.0 takes a name only once."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(JetStreamSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
+
+
 class Pipeline:
     """For one run, by whoever holds the lake."""
 
@@ -58,7 +69,7 @@ class Pipeline:
         gold: Gold | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
-        spark.dataSource.register(JetStreamSource)  # else Spark looks for it once, and a worker that dies then hides it
+        _register(spark)
         self._lake = lake
         self._tell = tell
         self._failures = 0
