@@ -8,8 +8,10 @@ import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from oncewire.broker.client import BrokerClient
 from oncewire.cli import broker
@@ -23,6 +25,7 @@ from tests.support.nats import NatsServer, nats_server
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
     pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="module"),
 ]
 
 SHOTS = os.environ.get("ONCEWIRE_SCREENSHOTS", "")
@@ -38,17 +41,29 @@ def nats() -> Iterator[NatsServer]:
         yield running
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
     async with browser() as running:
         yield running
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served_busy(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+    async with busy(nats, tmp_path_factory.mktemp("console")) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def console(served_busy: Served) -> AsyncIterator[Served]:
+    """The one console of most tests, without letters."""
+    await served_busy.client.api("STREAM.PURGE.DLQ", {})
+    yield served_busy
+
+
 @contextlib.asynccontextmanager
 async def busy(nats: NatsServer, folder: Path) -> AsyncIterator[Served]:
     """A console over streams, topics, letters, a run and a lake that all hold something."""
-    if not (folder / "lake").exists():
-        make_lake(folder / "lake")
+    make_lake(folder / "lake")
     flags = {"broker_listen": "127.0.0.1:0", "broker_engine": "jetstream", "nats_url": nats.url}
     async with broker.serving(resolve(flags, {}, {}).settings) as (front, _):
         url = f"http://127.0.0.1:{front.port}"
@@ -64,6 +79,26 @@ async def busy(nats: NatsServer, folder: Path) -> AsyncIterator[Served]:
             yield console
 
 
+class Window:
+    """Tabs of one test. Each holds a connection to its console, of which a browser has six for one server."""
+
+    def __init__(self, chromium: Browser) -> None:
+        self._chromium = chromium
+        self.tabs: list[Tab] = []
+
+    async def tab(self, url: str, **options: Any) -> Tab:
+        self.tabs.append(await self._chromium.tab(url, **options))
+        return self.tabs[-1]
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def window(chromium: Browser) -> AsyncIterator[Window]:
+    made = Window(chromium)
+    yield made
+    for tab in made.tabs:
+        await tab.call("Page.navigate", url="about:blank")
+
+
 async def shot(tab: Tab, name: str) -> None:
     if SHOTS:
         await tab.screenshot(Path(SHOTS) / f"{name}.png")
@@ -76,104 +111,90 @@ async def go(tab: Tab, path: str, text: str) -> None:
 
 
 async def test_every_view_shows_what_is_there_in_both_schemes_and_in_a_narrow_window(
-    nats: NatsServer, chromium: Browser, tmp_path: Path
+    console: Served, window: Window
 ) -> None:
-    async with busy(nats, tmp_path) as console:
-        await kill_off(console.client, EVIL.encode(), "TimeoutError: the carrier did not answer")
-        tabs = [
-            await chromium.tab(console.url, width=1280, height=900),
-            await chromium.tab(console.url, width=390, height=800, is_dark=True),
-        ]
-        for tab, name in zip(tabs, ("light", "narrow-dark"), strict=True):
-            await tab.until(f"{IS_LIVE} && {TEXT}.includes('survives a power cut')")
-            await tab.until(f"{TEXT}.includes('1 dead letter') && {TEXT}.includes('MESHFORGE_EVENTS')")
-            await shot(tab, f"overview-{name}")
-            for path, text in {
-                "/streams": "dlq_advisories".upper(),
-                "/topics": "resizers",
-                "/letters": "TimeoutError",
-                "/runs": "01JCORDER",
-                "/pipeline": "every sequence is in bronze once",
-            }.items():
-                await go(tab, path, text)
-                await shot(tab, f"{path[1:]}-{name}")
-                assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
-                assert "title" == await tab.evaluate("document.activeElement.id"), "the focus is at the new title"
-            assert [] == tab.problems
-        light, dark = [
-            await tab.evaluate("getComputedStyle(document.body.parentElement).backgroundColor") for tab in tabs
-        ]
-        assert light != dark
-        await tabs[1].evaluate("document.getElementById('theme').click()")
-        assert light == await tabs[1].evaluate("getComputedStyle(document.documentElement).backgroundColor")
-
-
-async def test_details_are_addresses_and_hostile_data_stays_text(
-    nats: NatsServer, chromium: Browser, tmp_path: Path
-) -> None:
-    async with busy(nats, tmp_path) as console:
-        await console.client.api("STREAM.PURGE.DLQ", {})
-        await kill_off(console.client, EVIL.encode(), "<b>Evil</b>: <script>document.title=3</script>")
-        (row,) = (await console.get("/api/letters"))["letters"]
-        tab = await chromium.tab(f"{console.url}/letters/{row['sequence']}", width=1280)
-        await tab.until(f"{TEXT}.includes('<script>document.title=2</script>') && {TEXT}.includes('<img src=x')")
-        assert 0 == await tab.evaluate("document.querySelectorAll('main script, main img, main b').length")
-        assert (await tab.evaluate("document.title")).startswith("Letter ")
-        await shot(tab, "letter")
+    await kill_off(console.client, EVIL.encode(), "TimeoutError: the carrier did not answer")
+    tabs = [
+        await window.tab(console.url, width=1280, height=900),
+        await window.tab(console.url, width=390, height=800, is_dark=True),
+    ]
+    for tab, name in zip(tabs, ("light", "narrow-dark"), strict=True):
+        await tab.until(f"{IS_LIVE} && {TEXT}.includes('survives a power cut')")
+        await tab.until(f"{TEXT}.includes('1 dead letter') && {TEXT}.includes('MESHFORGE_EVENTS')")
+        await shot(tab, f"overview-{name}")
         for path, text in {
-            "/streams/MESHFORGE_EVENTS": SUBJECT,
-            "/topics/thumbnails": "resizers",
-            "/runs/01JCORDER?tenant=acme": "PaymentTaken",
-            "/runs/job-1?source=live": "resize",
-            "/streams/NONE": "No such stream",
-            "/nowhere/at/all": "No such page",
+            "/streams": "dlq_advisories".upper(),
+            "/topics": "resizers",
+            "/letters": "TimeoutError",
+            "/runs": "01JCORDER",
+            "/pipeline": "every sequence is in bronze once",
         }.items():
-            await tab.call("Page.navigate", url=f"{console.url}{path}")
-            await tab.until(f"location.pathname === '{path.partition('?')[0]}' && {TEXT}.includes({json.dumps(text)})")
+            await go(tab, path, text)
+            await shot(tab, f"{path[1:]}-{name}")
+            assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
+            assert "title" == await tab.evaluate("document.activeElement.id"), "the focus is at the new title"
         assert [] == tab.problems
+    light, dark = [await tab.evaluate("getComputedStyle(document.body.parentElement).backgroundColor") for tab in tabs]
+    assert light != dark
+    await tabs[1].evaluate("document.getElementById('theme').click()")
+    assert light == await tabs[1].evaluate("getComputedStyle(document.documentElement).backgroundColor")
 
 
-async def test_what_happens_is_seen_without_a_reload(nats: NatsServer, chromium: Browser, tmp_path: Path) -> None:
-    async with busy(nats, tmp_path) as console:
-        tab = await chromium.tab(f"{console.url}/streams/MESHFORGE_EVENTS")
-        await tab.until(f"{IS_LIVE} && document.querySelector('.facts')")
-        await tab.evaluate("document.body.dataset.same = '1'")
-        seen = await tab.evaluate("document.querySelector('.facts').innerText")
-        await console.client.publish(SUBJECT, {"type": "Late", "payload": {}}, msg_id="late-1")
-        await tab.until(
-            f"document.querySelector('.facts').innerText !== {json.dumps(seen)} && {TEXT}.includes('late-1')"
-        )
-        await kill_off(console.client, b'{"type": "A", "payload": {}}', "late: y")
-        await tab.until("document.querySelector('#nav .number')")
-        assert "1" == await tab.evaluate("document.body.dataset.same"), "the page is the same"
+async def test_details_are_addresses_and_hostile_data_stays_text(console: Served, window: Window) -> None:
+    await kill_off(console.client, EVIL.encode(), "<b>Evil</b>: <script>document.title=3</script>")
+    (row,) = (await console.get("/api/letters"))["letters"]
+    tab = await window.tab(f"{console.url}/letters/{row['sequence']}", width=1280)
+    await tab.until(f"{TEXT}.includes('<script>document.title=2</script>') && {TEXT}.includes('<img src=x')")
+    assert 0 == await tab.evaluate("document.querySelectorAll('main script, main img, main b').length")
+    assert (await tab.evaluate("document.title")).startswith("Letter ")
+    await shot(tab, "letter")
+    for path, text in {
+        "/streams/MESHFORGE_EVENTS": SUBJECT,
+        "/topics/thumbnails": "resizers",
+        "/runs/01JCORDER?tenant=acme": "PaymentTaken",
+        "/runs/job-1?source=live": "resize",
+        "/streams/NONE": "No such stream",
+        "/nowhere/at/all": "No such page",
+    }.items():
+        await tab.call("Page.navigate", url=f"{console.url}{path}")
+        await tab.until(f"location.pathname === '{path.partition('?')[0]}' && {TEXT}.includes({json.dumps(text)})")
+    assert [] == tab.problems
 
 
-async def test_a_letter_is_replayed_with_the_keyboard_alone(
-    nats: NatsServer, chromium: Browser, tmp_path: Path
-) -> None:
-    async with busy(nats, tmp_path) as console:
-        await console.client.api("STREAM.PURGE.DLQ", {})
-        for number in range(3):
-            await kill_off(console.client, b'{"type": "A", "payload": {"n": %d}}' % number, "TimeoutError: z")
-        before = (await console.client.api("STREAM.INFO.MESHFORGE_EVENTS"))["state"]["messages"]
-        tab = await chromium.tab(f"{console.url}/letters", width=1280)
-        await tab.until(f"{IS_LIVE} && document.querySelector('[data-act=replay]')")
-        await focus_by_tab(tab, "document.activeElement.dataset.act === 'replay'")
-        await tab.press("Enter")
-        await tab.until("document.getElementById('dialog').open && !document.getElementById('confirm').disabled")
-        assert "3 of 3 letters would be replayed" in await tab.evaluate("document.getElementById('dialog').innerText")
-        await shot(tab, "replay-question")
-        await tab.press("Escape")
-        await tab.until("!document.getElementById('dialog').open && document.activeElement.dataset.act === 'replay'")
-        await tab.press("Enter")
-        await tab.until("document.getElementById('dialog').open && !document.getElementById('confirm').disabled")
-        await focus_by_tab(tab, "document.activeElement.id === 'confirm'")
-        await tab.press("Enter")
-        await tab.until("document.querySelector('[data-job=done]')")
-        await tab.until(f"{TEXT}.includes('No dead letter')")
-        await shot(tab, "replayed")
-        assert before + 3 == (await console.client.api("STREAM.INFO.MESHFORGE_EVENTS"))["state"]["messages"]
-        assert [] == tab.problems
+async def test_what_happens_is_seen_without_a_reload(console: Served, window: Window) -> None:
+    tab = await window.tab(f"{console.url}/streams/MESHFORGE_EVENTS")
+    await tab.until(f"{IS_LIVE} && document.querySelector('.facts')")
+    await tab.evaluate("document.body.dataset.same = '1'")
+    seen = await tab.evaluate("document.querySelector('.facts').innerText")
+    await console.client.publish(SUBJECT, {"type": "Late", "payload": {}}, msg_id="late-1")
+    await tab.until(f"document.querySelector('.facts').innerText !== {json.dumps(seen)} && {TEXT}.includes('late-1')")
+    await kill_off(console.client, b'{"type": "A", "payload": {}}', "late: y")
+    await tab.until("document.querySelector('#nav .number')")
+    assert "1" == await tab.evaluate("document.body.dataset.same"), "the page is the same"
+
+
+async def test_a_letter_is_replayed_with_the_keyboard_alone(console: Served, window: Window) -> None:
+    for number in range(3):
+        await kill_off(console.client, b'{"type": "A", "payload": {"n": %d}}' % number, "TimeoutError: z")
+    before = (await console.client.api("STREAM.INFO.MESHFORGE_EVENTS"))["state"]["messages"]
+    tab = await window.tab(f"{console.url}/letters", width=1280)
+    await tab.until(f"{IS_LIVE} && document.querySelector('[data-act=replay]')")
+    await focus_by_tab(tab, "document.activeElement.dataset.act === 'replay'")
+    await tab.press("Enter")
+    await tab.until("document.getElementById('dialog').open && !document.getElementById('confirm').disabled")
+    assert "3 of 3 letters would be replayed" in await tab.evaluate("document.getElementById('dialog').innerText")
+    await shot(tab, "replay-question")
+    await tab.press("Escape")
+    await tab.until("!document.getElementById('dialog').open && document.activeElement.dataset.act === 'replay'")
+    await tab.press("Enter")
+    await tab.until("document.getElementById('dialog').open && !document.getElementById('confirm').disabled")
+    await focus_by_tab(tab, "document.activeElement.id === 'confirm'")
+    await tab.press("Enter")
+    await tab.until("document.querySelector('[data-job=done]')")
+    await tab.until(f"{TEXT}.includes('No dead letter')")
+    await shot(tab, "replayed")
+    assert before + 3 == (await console.client.api("STREAM.INFO.MESHFORGE_EVENTS"))["state"]["messages"]
+    assert [] == tab.problems
 
 
 async def focus_by_tab(tab: Tab, expression: str) -> None:
@@ -184,34 +205,32 @@ async def focus_by_tab(tab: Tab, expression: str) -> None:
     raise AssertionError(f"the focus never came to where {expression}")
 
 
-async def test_a_letter_is_edited_and_dropped_by_clicking(nats: NatsServer, chromium: Browser, tmp_path: Path) -> None:
-    async with busy(nats, tmp_path) as console:
-        await console.client.api("STREAM.PURGE.DLQ", {})
-        await kill_off(console.client, b'{"type": "A", "id": "kept", "payload": {}}', "broken: z")
-        (row,) = (await console.get("/api/letters"))["letters"]
-        tab = await chromium.tab(f"{console.url}/letters/{row['sequence']}", width=1280)
-        await tab.until(f"{IS_LIVE} && document.querySelector('[data-act=edit]')")
-        await tab.evaluate("document.querySelector('[data-act=edit]').click()")
-        await tab.until("document.activeElement.id === 'edited'")
-        await tab.evaluate('document.activeElement.value = \'{"type": "A", "id": "kept", "payload": {"mended": 1}}\'')
-        await tab.evaluate("document.getElementById('confirm').click()")
-        await tab.until("document.querySelector('[data-job=done]')?.innerText.includes('1 of 1 letters replayed')")
-        last = await console.client.get_last("MESHFORGE_EVENTS", SUBJECT)
-        assert {"mended": 1} == json.loads(last.payload)["payload"]
-        await tab.evaluate("document.querySelector('[data-act=drop]').click()")
-        await tab.until("document.activeElement.id === 'reason'")
-        await tab.type("mended by hand")
-        await tab.evaluate("document.getElementById('confirm').click()")
-        await tab.until(
-            "[...document.querySelectorAll('[data-job=done]')].some((one) => one.innerText.includes('dropped'))"
-        )
-        assert 0 == (await console.client.api("STREAM.INFO.DLQ"))["state"]["messages"]
+async def test_a_letter_is_edited_and_dropped_by_clicking(console: Served, window: Window) -> None:
+    await kill_off(console.client, b'{"type": "A", "id": "kept", "payload": {}}', "broken: z")
+    (row,) = (await console.get("/api/letters"))["letters"]
+    tab = await window.tab(f"{console.url}/letters/{row['sequence']}", width=1280)
+    await tab.until(f"{IS_LIVE} && document.querySelector('[data-act=edit]')")
+    await tab.evaluate("document.querySelector('[data-act=edit]').click()")
+    await tab.until("document.activeElement.id === 'edited'")
+    await tab.evaluate('document.activeElement.value = \'{"type": "A", "id": "kept", "payload": {"mended": 1}}\'')
+    await tab.evaluate("document.getElementById('confirm').click()")
+    await tab.until("document.querySelector('[data-job=done]')?.innerText.includes('1 of 1 letters replayed')")
+    last = await console.client.get_last("MESHFORGE_EVENTS", SUBJECT)
+    assert {"mended": 1} == json.loads(last.payload)["payload"]
+    await tab.evaluate("document.querySelector('[data-act=drop]').click()")
+    await tab.until("document.activeElement.id === 'reason'")
+    await tab.type("mended by hand")
+    await tab.evaluate("document.getElementById('confirm').click()")
+    await tab.until(
+        "[...document.querySelectorAll('[data-job=done]')].some((one) => one.innerText.includes('dropped'))"
+    )
+    assert 0 == (await console.client.api("STREAM.INFO.DLQ"))["state"]["messages"]
 
 
-async def test_what_does_not_answer_is_said_and_its_figures_are_greyed(chromium: Browser, tmp_path: Path) -> None:
+async def test_what_does_not_answer_is_said_and_its_figures_are_greyed(window: Window, tmp_path: Path) -> None:
     with nats_server() as own:
         async with served(own, tmp_path) as console:
-            tab = await chromium.tab(console.url)
+            tab = await window.tab(console.url)
             await tab.until(f"{IS_LIVE} && document.getElementById('verdict')")
             assert "false" == await tab.evaluate("document.getElementById('main').dataset.stale")
             own.kill()
@@ -229,12 +248,12 @@ async def test_what_does_not_answer_is_said_and_its_figures_are_greyed(chromium:
         assert [] == tab.problems
 
 
-async def test_with_credentials_a_key_opens_the_page(nats: NatsServer, chromium: Browser, tmp_path: Path) -> None:
+async def test_with_credentials_a_key_opens_the_page(nats: NatsServer, window: Window, tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys.json")
     _, text = keys.create("me", "ops", ("read",), 1)
     async with served(nats, tmp_path, auth_keys=str(keys.path), console_tenant="ops") as console:
         await kill_off(console.client, b'{"type": "A", "payload": {}}', "seen: y")
-        tab = await chromium.tab(f"{console.url}/letters")
+        tab = await window.tab(f"{console.url}/letters")
         await tab.until("document.getElementById('key')")
         await tab.evaluate("document.getElementById('key').focus()")
         await tab.type("ow_wrong")

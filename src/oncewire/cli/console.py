@@ -11,20 +11,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncewire import http, topology, trust
+from oncewire import http, logs, topology, trust
 from oncewire.checks import split_address
 from oncewire.cli import edge, face
-from oncewire.cli.board import Board
+from oncewire.cli.board import Board, board_of
 from oncewire.console import Sources
 from oncewire.console import serving as serving_at
 from oncewire.console.sessions import Sessions
+from oncewire.embedded.folder import DataFolder
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
     from oncewire.console.watch import Watch
 
-SETTINGS = ("data", "nats_url", "nats_monitor_url", "topology_files", "env", "lake", "auth_keys")
+SETTINGS = (
+    "data",
+    "nats_url",
+    "nats_monitor_url",
+    "topology_files",
+    "env",
+    "lake",
+    "auth_keys",
+    "log_format",
+    "log_level",
+)
 
 
 @click.group()
@@ -54,16 +65,18 @@ def run(*, as_json: bool, **flags: Any) -> None:
     may do what the command line may. With them a person logs in with a key of the tenant that --console-tenant names:
     `read` to look, `replay` to bring dead letters back or drop them.
     """
-    face.run(_run(face.load_here(flags).settings, Board(as_json)))
+    settings = face.load_here(flags).settings
+    logs.set_up(settings.log_format, settings.log_level)
+    face.run(_run(settings, broker_of(settings), board_of(settings, as_json, "console")))
 
 
-async def _run(settings: Settings, board: Board) -> None:
+async def _run(settings: Settings, broker_url: str, board: Board) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with (
         Client(options_from(settings, name="oncewire-console")) as client,
-        serving(client, settings, broker_of(settings)) as (_, url),
+        serving(client, settings, broker_url) as (_, url),
     ):
         board.line(f"console on {url}, looking at {mask_url(settings.nats_url)}")
         board.event("serving", url=url, nats_url=mask_url(settings.nats_url))
@@ -110,8 +123,11 @@ def _sources(client: Client, settings: Settings, broker_url: str) -> Sources:
 
 
 def broker_of(settings: Settings) -> str:
-    """The broker that is named, else the one that listens where the settings say."""
-    return settings.console_broker_url or f"http://{settings.broker_listen}"
+    """The broker that is named, else that of the `up` that runs here, else the one that the settings say."""
+    folder = DataFolder.at(settings.data)
+    running = folder.read() if folder.holder() is not None else None
+    served = running.services.get("broker", "") if running else ""
+    return settings.console_broker_url or served or f"http://{settings.broker_listen}"
 
 
 def address_of(settings: Settings) -> tuple[str, int]:

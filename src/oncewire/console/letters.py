@@ -47,18 +47,19 @@ class Letters:
         self._seen: tuple[int, int, int] | None = None
         self._turn = asyncio.Lock()
         self.total = 0
+        self.version = 0
+        """Another one whenever it holds others than before."""
 
-    async def follow(self, stream: FoundStream | None) -> bool:
-        """Bring the index up to what a look has found; whether it changed."""
-        if stream is None:
-            is_changed, self._known, self.total, self._seen = bool(self._known), {}, 0, None
-            return is_changed
-        if (stream.messages, stream.first, stream.last) == self._seen:
-            return False
+    async def follow(self, stream: FoundStream | None) -> None:
+        """Bring the index up to what a look has found."""
         async with self._turn:
-            await self._read(stream)
-        self._seen, self.total = (stream.messages, stream.first, stream.last), stream.messages
-        return True
+            if stream is None:
+                self._known, self.total, self._seen, self._end = {}, 0, None, 0
+                self.version += 1
+            elif (stream.messages, stream.first, stream.last) != self._seen:
+                await self._read(stream)
+                self._seen, self.total = (stream.messages, stream.first, stream.last), stream.messages
+                self.version += 1
 
     async def catch_up(self) -> None:
         """For who does not watch: look at DLQ by itself."""

@@ -184,7 +184,7 @@ class ConsoleRoutes:
                 return {"source": "lake"} | await lake.run(tenant, name)
             except NotFound:
                 if source:
-                    raise
+                    raise  # else it may be newer than the lake
         return {"source": "live"} | runs.find_run(await self._live_runs(), tenant, name)
 
     def report(self, request: Request) -> None:

@@ -39,6 +39,8 @@ TOPICS_S: Final = 2.0
 SLOW_S: Final = 5.0
 PATIENCE_S: Final = 6.0
 """How long a source may take before it counts as away."""
+LAKE_PATIENCE_S: Final = 60.0
+"""Its first look loads Arrow, and a large lake has many files."""
 NATS_HINT: Final = "Start the server, or `oncewire up`; this page goes on by itself when it is back."
 
 _encode = msgspec.json.Encoder().encode
@@ -86,8 +88,7 @@ class Watch:
         self._points: deque[dict[str, Any]] = deque(maxlen=POINTS_MAX)
         self._durability = Durability(Promise.UNKNOWN, "not looked at yet")
         self._losses: list[dict[str, Any]] = []
-        self._is_moved = False
-        """Whether the last look has found other letters than the one before."""
+        self._letters_shown = -1
         self._someone = asyncio.Event()
         self.backends = {"nats": Backend(), "broker": Backend(), "lake": Backend()}
         if topics is None:
@@ -118,6 +119,7 @@ class Watch:
         if len(self._watchers) >= WATCHERS_MAX:
             return False
         self._watchers.add(watcher)
+        self._put("jobs", self.jobs.section())
         watcher.stream.on_close = lambda: self._remove(watcher)
         watcher.stream.on_drain = lambda: self._caught_up(watcher)
         self._begin(watcher)
@@ -137,6 +139,7 @@ class Watch:
         if not self._watchers:
             self._someone.clear()
             self._points.clear()
+            self._sections.clear()  # whoever comes next sees nothing old
             self.surveyor.forget()
 
     def _send(self, frame: bytes) -> None:
@@ -167,14 +170,14 @@ class Watch:
                 _log.exception("a look of the console failed")
             await asyncio.sleep(max(0.2, every_s - (time.monotonic() - begun)))
 
-    async def _ask(self, name: str, look: Callable[[], Awaitable[None]]) -> bool:
+    async def _ask(self, name: str, look: Callable[[], Awaitable[None]], patience_s: float = PATIENCE_S) -> bool:
         """Let a source answer, and note whether it did."""
         backend = self.backends[name]
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(patience_s):
                 await look()
         except TimeoutError:
-            self._note(backend, TimedOut(f"no answer within {PATIENCE_S:g} s"), name)
+            self._note(backend, TimedOut(f"no answer within {patience_s:g} s"), name)
             return False
         except OncewireError as error:
             self._note(backend, error, name)
@@ -199,7 +202,8 @@ class Watch:
         if await self._ask("nats", self._look_at_nats):
             self.looks += 1
             self._put("streams", self.surveyor.rows)
-            if self._is_moved or "letters" not in self._sections:
+            if self._letters_shown != self.letters.version or "letters" not in self._sections:
+                self._letters_shown = self.letters.version
                 self._put("letters", self.letters.section())
             self._add_point()
             self._put_overview()
@@ -210,7 +214,7 @@ class Watch:
         if self._client.state is not State.CONNECTED:
             raise NotConnected(f"the connection to NATS is {self._client.state}")
         await self.surveyor.look()
-        self._is_moved = await self.letters.follow(self.surveyor.found(DLQ))
+        await self.letters.follow(self.surveyor.found(DLQ))
 
     def _add_point(self) -> None:
         figures = msgspec.to_builtins(self._totals())
@@ -249,7 +253,7 @@ class Watch:
             self._put("topics", {"topics": self.topics.rows, "count": self.topics.names, "url": self.topics.url})
 
     async def _look_at_lake(self) -> None:
-        if await self._ask("lake", self.lake.look):
+        if await self._ask("lake", self.lake.look, LAKE_PATIENCE_S):
             if self.lake.told is None:
                 self.backends["lake"] = Backend("off", f"there is no lake in {self.lake.path}")
             self._put("pipeline", self.lake.told)

@@ -101,9 +101,8 @@ export function facts(pairs) {
   );
 }
 
-/** How full something is, 0 to 1. */
-export function meter(share, label) {
-  const tone = share >= 0.8 ? "warn" : "";
+/** How full something is, 0 to 1; `tone` warn when that is bad. */
+export function meter(share, label, tone = "") {
   return h("span", { class: `meter ${tone}`, role: "img", "aria-label": label, title: label }, h("span", { style: { width: `${Math.min(100, share * 100).toFixed(1)}%` } }));
 }
 

@@ -59,7 +59,7 @@ export function plot(series, { label, points, unit = "" }) {
       "figcaption",
       null,
       series.map((one) => h("span", { class: `legend ${one.tone}` }, one.name, " ", h("b", null, `${short(one.values.at(-1) ?? 0)}${unit}`))),
-      h("span", { class: "span" }, `last ${Math.round(points / 60)} min`),
+      h("span", { class: "span" }, `last ${points < 90 ? "minute" : `${Math.round(points / 60)} minutes`}`),
     ),
   );
 }

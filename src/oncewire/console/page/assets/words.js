@@ -7,3 +7,13 @@ export const PROMISES = {
 };
 
 export const KINDS = { stream: "stream", queue: "work queue", bucket: "bucket", topic: "topic" };
+
+const IDLE_MS = 6_000;
+const since = new Map();
+
+/** Whether nobody has worked for a while: who polls is away for a moment between two polls. */
+export function isIdle(key, isNow) {
+  if (!isNow) since.delete(key);
+  else if (!since.has(key)) since.set(key, Date.now());
+  return isNow && Date.now() - since.get(key) > IDLE_MS;
+}

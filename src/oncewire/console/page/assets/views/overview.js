@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { bytes, count, duration, perSecond, plural, short, when } from "../format.js";
 import { badge, command, heading, link, mono, section, table, to } from "../parts.js";
 import { plot, spark } from "../plots.js";
-import { PROMISES } from "../words.js";
+import { PROMISES, isIdle } from "../words.js";
 
 export function overview(app) {
   const { points, sections } = app.live;
@@ -16,7 +16,7 @@ export function overview(app) {
     h(
       "div",
       { class: "pair" },
-      section({ id: "flow" }, "Flow", plot(flow(points), { label: "Messages per second", points: 180, unit: "/s" })),
+      section({ id: "flow" }, "Flow", plot(flow(points), { label: "Messages per second", points: Math.max(60, points.length), unit: "/s" })),
       section({ id: "promise" }, "Promises", promises(app)),
     ),
     h("div", { class: "pair" }, busiest(app), behind(sections.streams ?? [], sections.topics?.topics ?? [])),
@@ -37,7 +37,7 @@ function verdict(app) {
   const state = broken ? "bad" : notices.length ? "warn" : "good";
   const title = notices.length ? `${plural(notices.length, "thing")} to look at` : "All is well";
   const text = notices.length
-    ? "Nothing here is hidden: each has its place and what to type."
+    ? "Each with where to look and what to type."
     : "Streams and consumers are as declared, nothing was lost, no dead letter waits.";
   return h(
     "section",
@@ -66,9 +66,9 @@ function tiles(app, now, points) {
     tile("Published", now ? short(now.published) : "–", "messages/s", values("published"), "one", "/streams"),
     tile("Delivered", now ? short(now.delivered) : "–", "to consumers/s", values("delivered"), "two", "/streams"),
     tile("Lag", lag, "wait for a consumer", values("lag"), now?.lag > 1000 ? "warn" : "three", "/streams"),
-    tile("In flight", now ? short(now.in_flight) : "–", "handed out, not settled", values("in_flight"), "three", "/topics"),
+    tile("In flight", now ? short(now.in_flight) : "–", "not settled yet", values("in_flight"), "three", "/topics"),
     tile("Dead letters", now ? short(now.letters) : "–", now?.letters ? "wait for a decision" : "none: good", values("letters"), now?.letters ? "bad" : "good", "/letters"),
-    tile("Latency", now ? duration(now.answer_ms) : "–", gold?.p95_ms != null ? `JetStream's answer; into streams p95 ${duration(gold.p95_ms)}` : "JetStream's answer", values("answer_ms"), "two", "/pipeline"),
+    tile("Latency", now ? duration(now.answer_ms) : "–", gold?.p95_ms != null ? `p95 into streams ${duration(gold.p95_ms)}` : "JetStream's answer", values("answer_ms"), "two", "/pipeline"),
   ];
 }
 
@@ -134,7 +134,7 @@ function behind(streams, topics) {
   ].filter((one) => one.lag + one.flight > 0);
   rows.sort((one, other) => other.lag - one.lag || other.flight - one.flight);
   const columns = [
-    { head: "Who", cell: (row) => [h("span", { class: "name" }, row.name), row.isIdle && row.lag > 0 && badge("warn", "nobody reads")] },
+    { head: "Who", cell: (row) => [h("span", { class: "name" }, row.name), isIdle(`${row.of} ${row.name}`, row.isIdle && row.lag > 0) && badge("warn", "nobody reads")] },
     { head: "Of", cell: (row) => link(row.href, mono(row.of)) },
     { head: "Lag", kind: "n", cell: (row) => count(row.lag) },
     { head: "In flight", kind: "n", cell: (row) => count(row.flight) },

@@ -36,7 +36,7 @@ function streamTable(told) {
     { head: "State", cell: (row) => badge(TONES[row.state] ?? "off", row.state) },
     { head: "In the lake", kind: "n", cell: (row) => count(row.reached) },
     { head: "Lag", kind: "n", cell: (row) => (row.last === null ? "?" : count(Math.max(0, row.last - row.reached))) },
-    { head: "", cell: (row) => row.last > 0 && meter(Math.min(1, row.reached / row.last) * 0.79, `${count(row.reached)} of ${count(row.last)}`) },
+    { head: "", cell: (row) => row.last > 0 && meter(row.reached / row.last, `${count(row.reached)} of ${count(row.last)}`) },
   ];
   return table("Streams in the lake", columns, rows, (row) => row.name);
 }

@@ -49,7 +49,7 @@ export function run(app, { id, query }) {
     crumbs,
     heading(row.run, source === "lake" ? "from the lake's lineage" : "from the newest messages"),
     section({ id: "facts" }, "As a whole", facts([["tenant", row.tenant], ["steps", `${count(row.steps)}${row.is_cut ? " and more" : ""}`], ["began", when(row.started_ms)], ["took", duration(row.duration_ms)], ["critical path", `${duration(row.critical_ms)} of it`], ["retries", row.retries ? count(row.retries) : ""]])),
-    section({ id: "timeline", aside: h("span", { class: "quiet" }, h("span", { class: "swatch critical" }), " what the end waited for") }, "Timeline", timeline(row, steps)),
+    section({ id: "timeline", aside: h("span", { class: "quiet" }, h("span", { class: "swatch critical" }), " what the end waited for") }, "Timeline", steps.length ? timeline(row, steps) : empty("Its steps are not in the lake yet", "Gold writes runs before their steps: look again when the pipeline has gone on.")),
   ];
 }
 

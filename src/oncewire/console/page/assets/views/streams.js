@@ -4,7 +4,7 @@ import { h } from "../dom.js";
 import { ago, bytes, count, perSecond, plural, when } from "../format.js";
 import { badge, command, empty, facts, heading, link, meter, mono, pending, section, table, to, trouble } from "../parts.js";
 import { spark } from "../plots.js";
-import { KINDS } from "../words.js";
+import { KINDS, isIdle } from "../words.js";
 
 const GROUPS = [
   { kind: "stream", name: "Streams" },
@@ -55,7 +55,7 @@ function streamTable(app, rows, label) {
     { head: "Rate", kind: "n", cell: (row) => perSecond(row.rate) },
     { head: "Last minute", kind: "trend", cell: (row) => spark(app.live.points.map((one) => one.streams[row.name] ?? 0), { label: row.name, height: 22, tone: "one" }) },
     { head: "Messages", kind: "n", cell: (row) => count(row.messages) },
-    { head: "Size", kind: "n", cell: (row) => [bytes(row.bytes), row.bytes_max > 0 && meter(row.bytes / row.bytes_max, `${bytes(row.bytes)} of ${bytes(row.bytes_max)}`)] },
+    { head: "Size", kind: "n", cell: (row) => [bytes(row.bytes), row.bytes_max > 0 && meter(row.bytes / row.bytes_max, `${bytes(row.bytes)} of ${bytes(row.bytes_max)}`, row.bytes >= 0.8 * row.bytes_max ? "warn" : "")] },
     { head: "First to last", kind: "n", cell: (row) => (row.last ? `${count(row.first)} … ${count(row.last)}` : "–") },
     { head: "Consumers", kind: "n", cell: (row) => (row.consumers.length ? consumerSum(row) : "–") },
   ];
@@ -132,7 +132,7 @@ function consumers(row) {
     { head: "Delivered", kind: "n", title: "the last sequence that went out", cell: (one) => count(one.delivered) },
     { head: "Settled to", kind: "n", cell: (one) => count(one.acked) },
     { head: "Rate", kind: "n", cell: (one) => perSecond(one.rate) },
-    { head: "Pulls", kind: "n", title: "requests that wait for messages; none: nobody works", cell: (one) => (one.waiting ? count(one.waiting) : one.pending && !one.unacked ? badge("warn", "nobody") : "0") },
+    { head: "Pulls", kind: "n", title: "requests that wait for messages; none: nobody works", cell: (one) => (one.waiting ? count(one.waiting) : isIdle(`${row.name} ${one.name}`, one.pending > 0 && one.unacked === 0) ? badge("warn", "nobody") : "0") },
   ];
   const body = row.consumers.length
     ? table("Consumers", columns, row.consumers, (one) => one.name)

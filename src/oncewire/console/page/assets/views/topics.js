@@ -3,6 +3,7 @@
 import { h } from "../dom.js";
 import { bytes, count, plural, when } from "../format.js";
 import { badge, empty, facts, heading, link, mono, pending, section, table, to, trouble } from "../parts.js";
+import { isIdle } from "../words.js";
 
 export function topics(app) {
   const told = app.live.sections.topics;
@@ -49,13 +50,13 @@ function groupTable(rows) {
   return table("Groups", [{ head: "Topic", cell: (one) => link(to("topics", one.topic), mono(one.topic)) }, ...groupColumns()], groups, (one) => `${one.topic} ${one.name}`);
 }
 
-function groupColumns() {
+function groupColumns(topic = "") {
   return [
     { head: "Group", cell: (one) => [h("span", { class: "name" }, one.name), one.is_lapsed && badge("off", "lapsed")] },
     { head: "Lag", kind: "n", cell: (one) => count(one.lag) },
     { head: "In flight", kind: "n", cell: (one) => count(one.in_flight) },
     { head: "Retries", kind: "n", title: "in flight, waiting for their next attempt", cell: (one) => count(one.retries) },
-    { head: "Readers", kind: "n", cell: (one) => (one.consumers ? count(one.consumers) : one.lag && !one.in_flight ? badge("warn", "nobody") : "0") },
+    { head: "Readers", kind: "n", cell: (one) => (one.consumers ? count(one.consumers) : isIdle(`${one.topic ?? topic} ${one.name}`, one.lag > 0 && one.in_flight === 0) ? badge("warn", "nobody") : "0") },
   ];
 }
 
@@ -74,7 +75,7 @@ export function topic(app, { id }) {
     asked.error && trouble(asked.error.message),
     section({ id: "facts" }, "As it stands", facts([["messages", count(row.messages)], ["size", bytes(row.bytes)], ["partitions", count(row.partitions.length)], ["groups", count(row.groups.length)]])),
     section({ id: "partitions" }, "Partitions", partitions(row)),
-    section({ id: "groups" }, "Groups", row.groups.length ? [table("Groups", groupColumns(), row.groups, (one) => one.name), lags(row)] : empty("No group has read yet", "A group begins with its first reader.", `curl -N 'localhost:8080/v1/consume?topic=${encodeURIComponent(row.name)}&group=g1&owner=me'`)),
+    section({ id: "groups" }, "Groups", row.groups.length ? [table("Groups", groupColumns(row.name), row.groups, (one) => one.name), lags(row)] : empty("No group has read yet", "A group begins with its first reader.", `curl -N 'localhost:8080/v1/consume?topic=${encodeURIComponent(row.name)}&group=g1&owner=me'`)),
   ];
 }
 
