@@ -222,7 +222,8 @@ function buttons(close, text, isDanger, go, isDisabled) {
 
 async function begin(app, path, wanted) {
   const job = await post(path, wanted);
-  app.live.sections.jobs = [job, ...(app.live.sections.jobs ?? []).filter((one) => one.id !== job.id)];
+  const known = app.live.sections.jobs ?? [];
+  if (!known.some((one) => one.id === job.id)) app.live.sections.jobs = [job, ...known]; // its end may have come before
   app.say(`${job.kind === "replay" ? "Replay" : "Drop"} of ${job.what} has begun`);
 }
 
