@@ -64,6 +64,12 @@ function arrive() {
   drawNow();
   document.getElementById("title")?.focus({ preventScroll: true });
   scrollTo(0, 0);
+  showWhere();
+}
+
+/** In a narrow window the views are a line that scrolls. */
+function showWhere() {
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
 }
 
 addEventListener("popstate", arrive);
@@ -293,7 +299,8 @@ async function begin() {
   }
   app.login = { error: "", isBusy: false };
   if (isIn() && !document.hidden) app.live.again();
-  draw();
+  drawNow();
+  showWhere();
 }
 
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

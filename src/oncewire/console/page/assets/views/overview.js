@@ -111,7 +111,7 @@ function promise(tone, name, word, text) {
 }
 
 function busiest(app) {
-  const rows = (app.live.sections.streams ?? []).filter((one) => one.kind !== "bucket" && one.messages > 0);
+  const rows = (app.live.sections.streams ?? []).filter((one) => one.messages > 0 && (one.kind === "topic" || !one.is_internal));
   rows.sort((one, other) => other.rate - one.rate || other.messages - one.messages);
   const columns = [
     { head: "Stream", cell: (row) => (row.kind === "topic" ? mono(row.name) : link(to("streams", row.name), mono(row.name))) },
