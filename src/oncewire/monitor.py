@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from oncewire.errors import InvalidSetting, NotConnected, ProtocolViolation, TimedOut
 
@@ -91,13 +91,14 @@ def _unknown(why: str) -> Durability:
 async def ask_json(url: str, path: str) -> dict[str, Any]:
     """The answer of a monitoring endpoint such as `/jsz`."""
     status, body = await ask(url, path)
+    where = _shown(urlsplit(url))
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError):
         answer = None
     if status != 200 or not isinstance(answer, dict):
         raise ProtocolViolation(
-            f"{url}{path} does not answer like a NATS monitoring port (status {status})",
+            f"{where}{path} does not answer like a NATS monitoring port (status {status})",
             hint="Check NATS_MONITOR_URL; the server's `http` setting names its monitoring port.",
         )
     return answer
@@ -107,17 +108,22 @@ async def ask(url: str, path: str) -> tuple[int, bytes]:
     """GET `path`: status and body."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InvalidSetting(f"{url!r} is not a monitoring address", hint="Write it like http://host:8222.")
+        raise InvalidSetting("that is not a monitoring address", hint="Write it like http://host:8222.")
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
             raw = await _exchange(parts.hostname, parts.port, parts.scheme == "https", parts.path.rstrip("/") + path)
     except TimeoutError:
-        raise TimedOut(f"{url} did not answer within {ANSWER_S_MAX:g} s") from None
+        raise TimedOut(f"{_shown(parts)} did not answer within {ANSWER_S_MAX:g} s") from None
     except OSError as error:
-        raise NotConnected(f"{url} cannot be reached: {error.strerror or error}") from None
+        raise NotConnected(f"{_shown(parts)} cannot be reached: {error.strerror or error}") from None
     head, _, body = raw.partition(b"\r\n\r\n")
     words = head.split(None, 2)
     return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), body
+
+
+def _shown(parts: SplitResult) -> str:
+    """The address without what somebody may have put before its host."""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 async def _exchange(host: str, port: int | None, is_tls: bool, path: str) -> bytes:

@@ -218,6 +218,8 @@ class Settings:
         check=between(0, 2**53),
     )
 
+    agent_store: str = setting("", "agent.store", "ONCEWIRE_STORE", "An agent's ledger without --store.", secret=True)
+
     outbox_poll_interval_ms: int = setting(
         250,
         "outbox.poll_interval_ms",
@@ -250,7 +252,7 @@ class Settings:
         256 << 20, "http.held_body_bytes_max", "Bytes of all bodies that are being read.", 1_024, 2**40
     )
     http_requests_per_s_max: int = number(
-        0, "http.requests_per_s_max", "Requests of one tenant per second; 0 is no limit.", 0, 10**9
+        0, "http.requests_per_s_max", "Requests of one tenant per second, at each process; 0 is no limit.", 0, 10**9
     )
     http_tls_cert: str = setting(
         "", "http.tls_cert", "ONCEWIRE_HTTP_TLS_CERT", "PEM file with the listeners' certificate and its chain."
@@ -479,7 +481,7 @@ class Resolved:
         value = str(getattr(self.settings, row.name))
         if row.is_secret and value and "://" not in value:
             return MASK
-        return ",".join(mask_url(one) for one in value.split(",")) if "://" in value else value
+        return mask_url(value)
 
 
 def resolve(
@@ -544,7 +546,7 @@ def _parse(row: Setting, raw: Any, origin: str) -> Any:
     value = _convert(row, raw)
     wrong = f"must be {_KIND[row.type]}" if value is None else row.check(value) if row.check else None
     if wrong:
-        got = MASK if row.is_secret else repr(raw)
+        got = MASK if row.is_secret else repr(mask_url(raw) if isinstance(raw, str) else raw)
         raise InvalidSetting(f"{row.key} {wrong}, not {got} (from {origin})", hint=row.help)
     return value
 

@@ -152,6 +152,17 @@ def test_a_damaged_file_is_said_and_lets_nobody_in(keys: KeyFile) -> None:
         keys.principal("ow_x", NOW)
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_write_lets_nobody_in(keys: KeyFile, mode: int) -> None:
+    _, text = keys.create("checkout", "acme", ("read",), NOW)
+    keys.principal(text, NOW)
+    keys.path.chmod(mode)
+    with pytest.raises(Corrupt, match="written by others"):
+        keys.principal(text, NOW + 1)
+    keys.path.chmod(0o600)
+    assert "acme" == keys.principal(text, NOW + 2).tenant
+
+
 def test_revoking_what_is_not_there_is_refused(keys: KeyFile) -> None:
     with pytest.raises(NotFound):
         keys.revoke("000000000000", NOW)

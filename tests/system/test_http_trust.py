@@ -187,6 +187,20 @@ async def test_a_tenant_that_asks_too_often_is_told_when_to_come_again_and_other
             assert 200 == (await line.answer()).status
 
 
+async def test_a_rate_is_that_of_one_process_and_counts_the_beginning_of_websockets() -> None:
+    """As docs/security.md says: who runs two nodes gives a tenant twice the rate."""
+
+    def authenticate(request: Request) -> Principal:
+        return Principal(request.header(b"x-tenant"), frozenset({"*"}))
+
+    first, second = (Server(routes(), Limits(requests_per_s_max=5), authenticate) for _ in range(2))
+    asked = b"GET /%b HTTP/1.1\r\nHost: localhost\r\nX-Tenant: a\r\n%b\r\n"
+    async with listening(first), listening(second), wire(first.port) as line, wire(second.port) as other:
+        statuses = [(await line.ask(asked % (b"health", b"Upgrade: websocket\r\n"))).status for _ in range(40)]
+        assert 429 in statuses
+        assert 200 == (await other.ask(asked % (b"thing", b""))).status
+
+
 # ---- floods
 
 

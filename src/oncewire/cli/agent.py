@@ -24,7 +24,7 @@ from oncewire.agent.run import own_the_process
 from oncewire.agent.status import Status
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.errors import Refused
+from oncewire.errors import InvalidSetting, Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.jetstream.losses import Loss, acknowledge
 from oncewire.ledger.stores import open_store
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SHOW_S = 5.0
 START_S = 1.0
-STORE_HELP = "The ledger: sqlite:///file.db or postgresql://user@host/database."
+STORE_HELP = "The ledger: sqlite:///file.db or postgresql://user@host/database [ONCEWIRE_STORE]."
 
 
 @click.group()
@@ -59,7 +59,7 @@ def _with_agent(run: face.Run) -> face.Run:
 def _with_ledger(run: face.Run) -> face.Run:
     """A command that needs the agent's ledger too."""
     run = click.option("--schema", default="", help="Schema of the ledger's tables (PostgreSQL).")(_with_agent(run))
-    return click.option("--store", "store_url", required=True, help=STORE_HELP)(run)
+    return click.option("--store", "store_url", default="", help=STORE_HELP)(run)
 
 
 def load_agent(target: str) -> Agent:
@@ -70,9 +70,12 @@ def load_agent(target: str) -> Agent:
     return found
 
 
-def _opened(target: str, store_url: str, schema: str) -> tuple[Agent, Store]:
+def _opened(target: str, store_url: str, schema: str, settings: Settings) -> tuple[Agent, Store]:
+    url = store_url or settings.agent_store
+    if not url:
+        raise InvalidSetting("no ledger is named", hint="Pass --store, or set ONCEWIRE_STORE (agent.store).")
     found = load_agent(target)
-    return found, open_store(store_url, schema=schema, handler_timeout_s=found.handler_timeout_s)
+    return found, open_store(url, schema=schema, handler_timeout_s=found.handler_timeout_s)
 
 
 # ---- run
@@ -93,7 +96,7 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     PostgreSQL. The streams must be there: `oncewire topology apply`.
     """
     settings = face.load_service(flags)
-    found, store = _opened(target, store_url, schema)
+    found, store = _opened(target, store_url, schema, settings)
     own_the_process()
     face.run(_run(found, store, settings, as_json))
 
@@ -225,7 +228,7 @@ def status(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
     Exit code 1 when messages wait and nobody pulls, or a loss is not acknowledged.
     """
     settings = face.load_here(flags).settings
-    found, store = _opened(target, store_url, schema)
+    found, store = _opened(target, store_url, schema, settings)
     answers: list[Status] = []
 
     async def ask() -> None:
@@ -270,8 +273,7 @@ def hash_(*, target: str, store_url: str, schema: str, as_json: bool, **flags: A
     \b
     Exit code 1 when the ledger does not add up.
     """
-    del flags
-    report = recompute_hash(*_opened(target, store_url, schema))
+    report = recompute_hash(*_opened(target, store_url, schema, face.load(flags).settings))
     if as_json:
         face.print_json(msgspec.to_builtins(report) | {"is_equal": report.is_equal})
     else:
@@ -294,8 +296,7 @@ def replay(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
     \b
     Exit code 1 when something differs; the first input at which it does is named.
     """
-    del flags
-    report = run_again(*_opened(target, store_url, schema))
+    report = run_again(*_opened(target, store_url, schema, face.load(flags).settings))
     if as_json:
         face.print_json(msgspec.to_builtins(report) | {"is_equal": report.is_equal})
     else:

@@ -166,9 +166,13 @@ class _Machine:
 
     async def agent(self) -> _Agent:
         log = Log(self._folder.path / "demo-agent.log")
-        words = ("agent", "run", AGENT, "--store", self._settings.postgres_url, "--json")
+        words = ("agent", "run", AGENT, "--json")
         child = await Child.start(
-            "the agent", [*ONCEWIRE, *words], log, death_signal=signal.SIGTERM, environ=self._environ
+            "the agent",
+            [*ONCEWIRE, *words],
+            log,
+            death_signal=signal.SIGTERM,
+            environ={**self._environ, "ONCEWIRE_STORE": self._settings.postgres_url},
         )
         self._started.append(child)
         deadline = time.monotonic() + START_S_MAX

@@ -91,6 +91,12 @@ def load_service(flags: dict[str, Any]) -> settings.Settings:
     return chosen
 
 
+def without_secrets(environ: Mapping[str, str], *but: str) -> dict[str, str]:
+    """An environment for a process that needs none of our secrets, but those of these settings."""
+    hidden = {name for row in settings.table() if row.is_secret and row.name not in but for name in row.variables}
+    return {name: value for name, value in environ.items() if name not in hidden}
+
+
 def with_servers(
     resolved: settings.Resolved, servers: Mapping[str, Server], origin: str, user: str
 ) -> settings.Resolved:

@@ -11,6 +11,7 @@ from importlib import metadata
 from typing import Any
 
 from oncewire import doctor, extras, monitor, topology
+from oncewire.database.postgres import unreadable
 from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
 from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
@@ -100,7 +101,7 @@ async def nats_facts_by(client: Client, settings: Settings, part: Part = lambda 
 
 
 def shown(settings: Settings) -> str:
-    return ",".join(mask_url(one) for one in settings.nats_url.split(","))
+    return mask_url(settings.nats_url)
 
 
 async def open_losses(client: Client) -> dict[str, list[str]]:
@@ -172,9 +173,11 @@ async def _ask_postgres(url: str, shown_url: str) -> doctor.Postgres:
         raise AuthenticationFailed(f"{shown_url} refuses the login: {error}", hint="Check user and password.") from None
     except asyncpg.PostgresError as error:
         raise NotConnected(f"{shown_url} cannot be used: {error}", hint="Mend what the server says.") from None
-    except (OSError, TimeoutError, ValueError, asyncpg.InterfaceError) as error:
+    except (OSError, TimeoutError, asyncpg.InterfaceError) as error:
         raise NotConnected(
             f"{shown_url} cannot be reached: {error or type(error).__name__}",
             hint="Start that server, or check ONCEWIRE_POSTGRES_URL.",
         ) from None
+    except ValueError:
+        raise unreadable() from None
     return doctor.Postgres(shown_url, version=version, options=options)

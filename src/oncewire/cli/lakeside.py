@@ -15,7 +15,7 @@ import click
 
 from oncewire import monitor
 from oncewire.checks import OFF
-from oncewire.cli import observe
+from oncewire.cli import face, observe
 from oncewire.cli.board import Board
 from oncewire.doctor import Verdict
 from oncewire.embedded.folder import Server
@@ -117,4 +117,5 @@ def _environ(chosen: Settings, nats: Server) -> dict[str, str]:
     """A server that `up` started is found, with the pipeline's own key, through the data folder. Another's address may
     hold a password, which does not belong into a command line."""
     address = {} if nats.mark else {"NATS_URL": chosen.nats_url}
-    return {**os.environ, **address, "ONCEWIRE_SPARK_MASTER": chosen.master}
+    needed = face.without_secrets(os.environ, "nats_password", "nats_token")
+    return {**needed, **address, "ONCEWIRE_SPARK_MASTER": chosen.master}

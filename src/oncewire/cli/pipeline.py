@@ -237,6 +237,10 @@ def session(settings: Settings) -> SparkSession:
     """Spark for a command. On one machine a shuffle has a few parts per core: Spark's own 200 are for a cluster."""
     from oncewire.pipeline.session import spark_session
 
+    for name in set(os.environ) - set(face.without_secrets(os.environ)):
+        del os.environ[name]  # they are read by now, and Java would hand them to each of its workers
+    if "@" in os.environ.get("NATS_URL", ""):
+        del os.environ["NATS_URL"]
     parts = {"spark.sql.shuffle.partitions": 2 * (os.cpu_count() or 1)} if settings.master.startswith("local") else {}
     return spark_session(settings.master, spark_ui_enabled=False, spark_log_level="ERROR", **parts)
 

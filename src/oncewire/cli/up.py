@@ -274,7 +274,7 @@ def _others(resolved: Resolved) -> dict[str, Server]:
     chosen = resolved.settings
     others = {"postgres": Server(mask_url(chosen.postgres_url))} if chosen.postgres_url else {}
     if resolved.is_set("nats_url"):
-        others["nats"] = Server(mask_url(chosen.nats_url), chosen.nats_monitor_url)
+        others["nats"] = Server(mask_url(chosen.nats_url), mask_url(chosen.nats_monitor_url))
     return others
 
 

@@ -17,6 +17,7 @@ from oncewire.errors import (
     AuthenticationFailed,
     Conflict,
     Corrupt,
+    InvalidSetting,
     NotConnected,
     OncewireError,
     PermissionDenied,
@@ -78,6 +79,14 @@ def translated() -> Iterator[None]:
         raise translate(error) from error
 
 
+def unreadable() -> InvalidSetting:
+    """For an address that the driver cannot take apart. What it says of that may quote a part of the password."""
+    return InvalidSetting(
+        "the address of PostgreSQL cannot be read",
+        hint="postgresql://user:password@host:port/database; what is special in a password is percent-encoded.",
+    )
+
+
 async def connect(url: str, *, cache_statements: bool = True) -> Any:
     """One connection, to the server that takes writes when the address names several.
 
@@ -85,14 +94,19 @@ async def connect(url: str, *, cache_statements: bool = True) -> Any:
     session: a pooler would hand it to others.
     """
     with translated():
-        return await extras.asyncpg().connect(
-            url,
-            timeout=CONNECT_S_MAX,
-            command_timeout=COMMAND_S_MAX,
-            statement_cache_size=100 if cache_statements else 0,
-            server_settings={"application_name": "oncewire"},
-            **({} if "target_session_attrs" in url else {"target_session_attrs": "read-write"}),
-        )
+        try:
+            return await extras.asyncpg().connect(
+                url,
+                timeout=CONNECT_S_MAX,
+                command_timeout=COMMAND_S_MAX,
+                statement_cache_size=100 if cache_statements else 0,
+                server_settings={"application_name": "oncewire"},
+                **({} if "target_session_attrs" in url else {"target_session_attrs": "read-write"}),
+            )
+        except ValueError as error:
+            if isinstance(error, OSError):  # a certificate that does not hold is both
+                raise
+            raise unreadable() from None
 
 
 @contextlib.asynccontextmanager

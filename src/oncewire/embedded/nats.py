@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oncewire import monitor
 from oncewire.embedded.folder import DataFolder, Server, translated
-from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log
+from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, plain_environ
 from oncewire.errors import Refused, TimedOut, Unavailable
 from oncewire.files import write_whole
 
@@ -86,7 +86,7 @@ class Nats:
         argv = [str(program()), "-c", str(config)]
         log = Log(self._folder.nats / "server.log")
         with translated(log.path):
-            self.child = await Child.start(self.name, argv, log, death_signal=signal.SIGTERM)
+            self.child = await Child.start(self.name, argv, log, death_signal=signal.SIGTERM, environ=plain_environ())
 
     def _config(self) -> str:
         stored = sum(file.stat().st_size for file in self._folder.nats.glob("jetstream/**/*.blk"))

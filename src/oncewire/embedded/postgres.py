@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 from oncewire import extras
 from oncewire.embedded.folder import DataFolder, Server, translated
-from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, User, command_of, quoted
+from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, User, command_of, plain_environ, quoted
 from oncewire.errors import AuthenticationFailed, Conflict, Corrupt, NotFound, Refused, TimedOut, Unavailable
 from oncewire.files import sync_folder, write_whole
 
@@ -140,14 +140,13 @@ class Postgres:
             raise self._explained(child.died("while making the database"))
 
     async def _run(self, program: str, *args: str) -> Child:
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
         return await Child.start(
             "PostgreSQL" if program == "postgres" else program,
             [str(self._programs / program), *args],
             self._log,
             death_signal=signal.SIGINT,
             user=self._user,
-            environ=environ,
+            environ=plain_environ(),
         )
 
     def _check(self) -> None:

@@ -75,6 +75,11 @@ def start_time(pid: int) -> str:
     return shown.stdout.strip()
 
 
+def plain_environ() -> dict[str, str]:
+    """For a server that is not ours: none of our settings, which may hold secrets, and none that PostgreSQL obeys."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("ONCEWIRE_", "NATS_", "PG"))}
+
+
 def command_of(pid: int) -> str:
     """The command line of a living process, '' when there is none."""
     if IS_LINUX:

@@ -24,7 +24,7 @@ class Limits:
     held_body_bytes_max: int = 256 << 20
     """Bodies that are being read, all together: the one that passes it gets 503."""
     requests_per_s_max: int = 0
-    """Of one tenant, for what is not open to all: 429 with Retry-After; 0 is no limit."""
+    """Of one tenant at this process, for what is not open to all: 429 with Retry-After; 0 is no limit."""
     pipelined_max: int = 32
     """Requests of one connection that wait behind the one in hand: then its socket is not read on."""
     head_s_max: float = 10.0

@@ -32,7 +32,7 @@ class Certificate:
         except (OSError, ssl.SSLError) as error:
             raise InvalidSetting(
                 f"the certificate of the listener cannot be used: {error}",
-                hint="http.tls_cert is a PEM file with the chain, http.tls_key its key.",
+                hint="http.tls_cert is a PEM file with the chain, http.tls_key its key, not encrypted.",
             ) from None
 
     def refresh(self, now: float) -> None:
@@ -46,7 +46,7 @@ class Certificate:
         self._seen = marks
         try:
             self._loaded()
-            self.context.load_cert_chain(*self._files)
+            self.context.load_cert_chain(*self._files, password=_no_password)
         except (OSError, ssl.SSLError) as error:
             _log.error("the new certificate cannot be used, the old one stays: %s", error)
         else:
@@ -61,7 +61,7 @@ class Certificate:
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
-        context.load_cert_chain(*self._files)
+        context.load_cert_chain(*self._files, password=_no_password)
         return context
 
     def _marks(self) -> list[tuple[int, int, int]]:
@@ -70,6 +70,11 @@ class Certificate:
         except OSError:
             return []
         return [(one.st_ino, one.st_mtime_ns, one.st_size) for one in found]
+
+
+def _no_password() -> bytes:
+    """Else OpenSSL would ask whoever sits at the terminal, and a service would wait there for ever."""
+    return b""
 
 
 def certificate_of(cert: str, key: str) -> Certificate | None:

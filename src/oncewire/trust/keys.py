@@ -62,7 +62,7 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
         self._look_at = 0.0
         self._keys: dict[str, ApiKey] = {}
         self._principals: dict[str, Principal] = {}
@@ -154,9 +154,14 @@ class KeyFile:
     def _read(self) -> None:
         try:
             facts = self.path.stat()
-            seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+            seen = (facts.st_ino, facts.st_mtime_ns, facts.st_size, facts.st_mode)
             if seen == self._seen:
                 return
+            if facts.st_mode & 0o022:
+                raise Corrupt(
+                    f"{self.path} can be written by others, who could let themselves in",
+                    hint=f"Look at its keys, then: chmod 600 {self.path}",
+                )
             body = self.path.read_bytes()
         except FileNotFoundError:
             self._seen, self._keys, self._principals = None, {}, {}
