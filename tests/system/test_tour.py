@@ -86,10 +86,17 @@ def test_the_whole_tour_starts_and_stops_its_own_servers(tmp_path: Path) -> None
     assert DataFolder.at(data).holder() is None
 
 
-def agents_of(data: Path) -> list[str]:
-    """Command lines of agents whose ledger is in this folder's PostgreSQL."""
-    found = [command_of(int(folder.name)) for folder in Path("/proc").glob("[0-9]*")]
-    return [one for one in found if demo.AGENT in one and str(data) in one]
+def agents_of(data: Path) -> list[int]:
+    """Agents of the tour that work for this folder."""
+    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    return [pid for pid in pids if demo.AGENT in command_of(pid) and str(data) in _environ(pid)]
+
+
+def _environ(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:  # it has ended meanwhile
+        return ""
 
 
 @pytest.mark.skipif(not IS_LINUX, reason="needs /proc")
