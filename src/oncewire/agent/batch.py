@@ -192,6 +192,8 @@ class GroupCommit:
         except BaseException:
             self.store.rollback()
             raise
+        finally:
+            logs.trace_id.set("")  # what this thread says from here on belongs to no message
 
     def begin(self, items: Sequence[Item], *, may_wait: bool = False) -> dict[bytes, Place]:
         """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
