@@ -44,7 +44,7 @@ run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
 	@exec $(BIN)/oncewire up --pipeline
 
 test: $(STAMP) ## run every test that fits in a few minutes
-	@$(BIN)/python -m pytest -p xdist -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -p xdist -n 3 --dist loadfile --no-loadscope-reorder
 
 test-spark40: $(OLD_STAMP) ## the Spark tests on Spark 4.0, in a .venv-spark40 of their own
 	@$(OLD_VENV)/bin/python -m pytest tests/spark

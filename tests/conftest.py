@@ -13,17 +13,26 @@ settings.register_profile("house", deadline=None)  # no test asserts how long so
 settings.load_profile("house")
 
 
-_LONGEST_FIRST = ("/spark/", "/test_up", "/system/test_agent", "/system/", "/browser/", "/contracts/")
+_LONGEST_FIRST = ("/test_up", "/system/test_agent", "/system/", "/browser/", "/contracts/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers take file after file: what takes long comes first, so that neither is alone at the end."""
+    """Workers take file after file. What takes long comes first, so that none is alone at the end; Spark, which takes
+    the whole machine, comes in between files that mostly wait."""
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path.as_posix(), []).append(item)
 
-    def rank(item: pytest.Item) -> int:
-        path = item.path.as_posix()
+    def rank(path: str) -> int:
         return next((at for at, part in enumerate(_LONGEST_FIRST) if part in path), len(_LONGEST_FIRST))
 
-    items.sort(key=rank)
+    busy = [path for path in files if "/spark/" in path]
+    others = sorted((path for path in files if path not in busy), key=rank)
+    order: list[str] = []
+    for number, path in enumerate(busy):
+        order += [path, *others[2 * number : 2 * number + 2]]
+    order += others[2 * len(busy) :]
+    items[:] = [item for path in order for item in files[path]]
 
 
 @pytest.fixture
