@@ -20,6 +20,7 @@ from oncewire.outbox import RelayOptions, publish, relaying
 from oncewire.outbox import relay as relay_module
 from oncewire.outbox.inspect import retry, status, void
 from oncewire.outbox.rules import Key, key_in
+from oncewire.outbox.wake import Wake
 from tests.support.fakes import Proxy
 from tests.support.nats import NatsServer
 from tests.support.outbox import (
@@ -440,14 +441,16 @@ async def test_a_relay_takes_no_conversation_that_another_has(place: Place) -> N
 
 
 async def test_an_idle_relay_is_woken_and_says_when_it_sleeps(place: Place) -> None:
-    """The poll interval is an hour here: only a notification can wake it."""
+    """The poll interval is an hour here: it looks only now and then, and each message wakes it."""
     one = uuid.uuid4()
     async with relaying(place.client, place.url, RelayOptions(poll_ms=3_600_000)) as relay:
         for number in range(3):
             await until_async(lambda: _is_idle(place), "an idle relay")
             assert relay.is_notified
+            before = relay.wake_ups
             await place.enqueue(one, str(number))
             await drained(place.url)
+            assert before < relay.wake_ups
 
 
 async def _is_idle(place: Place) -> bool:
@@ -515,3 +518,19 @@ async def test_foreign_messages_are_never_taken_for_a_row(place: Place) -> None:
     await place.client.publish_one(Outgoing(f"chat.events.{one}", b"{}", headers=headers))
     await place.relayed()
     assert [sequence for sequence, _ in await place.contents(one)] == [0, 2]
+
+
+async def test_a_notification_between_the_last_look_and_the_sleep_is_not_lost(place: Place) -> None:
+    """Heard while nobody sleeps yet: whoever noted the count before its last look does not begin to sleep."""
+    wake = Wake(place.url, schema="", poll_ms=3_600_000)
+    listening = asyncio.create_task(wake.run())
+    try:
+        await wake.is_known.wait()
+        before = wake.heard
+        await place.rows("SELECT pg_notify('oncewire_outbox', '')")
+        await until(lambda: wake.heard > before, "the notification")
+        assert await wake.sleep(3_600_000, before)
+        assert not await wake.sleep(1, wake.heard)
+    finally:
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)

@@ -181,6 +181,7 @@ async def test_pgbouncer_in_transaction_mode_is_noticed_said_and_served(
                 async with writer.transaction():
                     await writer.fetch(ENQUEUE, uuid.UUID(int=number % 3 + 1), f"{number}")
             await drained(url)
+            await until(lambda: caplog.text.count(SAID) == 2, "both to have noticed")
             assert not one.is_notified
             assert not other.is_notified
             async with writer.transaction():

@@ -99,6 +99,11 @@ class Relay:
         return next(iter(self._problems.values()), "")
 
     @property
+    def wake_ups(self) -> int:
+        """Notifications of writers so far."""
+        return self._wake.heard
+
+    @property
     def is_notified(self) -> bool:
         """Whether writers can wake it; else it polls."""
         return self._wake.hears
@@ -166,6 +171,7 @@ class Relay:
         while not self._stopping.is_set():
             began = _now_ms()
             is_idle = pace.is_idle(began) and not is_woken
+            heard = self._wake.heard
             if is_idle and self._all_idle_but(source):
                 await self._wake.advertise(connection)
             taken = await source.relay_once(connection)
@@ -179,21 +185,21 @@ class Relay:
                 await self._wake.work_has_come(connection)
             if taken.has_more and isinstance(source, Conversations):
                 self._call_for_help()
-            is_woken = await self._rest(source, taken, now - began)
+            is_woken = await self._rest(source, taken, now - began, heard)
 
     def _all_idle_but(self, source: Source) -> bool:
         """Whether a wake-up is welcome: while one outbox is busy, its writers would pay for the other's sleep."""
         return all(idle for name, idle in self._is_idle.items() if name != source.name)
 
-    async def _rest(self, source: Source, taken: Taken, took_ms: float) -> bool:
+    async def _rest(self, source: Source, taken: Taken, took_ms: float, heard: int) -> bool:
         """Wait before the next pass; returns whether a writer cut the wait short."""
         if taken.has_more:
             return False
         if not self._is_idle[source.name]:
             await self._wait(min(pause_ms(took_ms), self.options.poll_ms))
             return False
-        longest = self.options.poll_ms if all(self._is_idle.values()) else PAUSE_MS_MAX
-        return await self._sleep(min(longest, self.options.poll_ms))
+        longest = self._wake.sleep_ms_max if all(self._is_idle.values()) else PAUSE_MS_MAX
+        return await self._sleep(min(longest, self._wake.sleep_ms_max), heard)
 
     def _call_for_help(self) -> None:
         """A backlog: a second pair of hands claims while the first one publishes. It goes when the backlog is gone."""
@@ -219,9 +225,9 @@ class Relay:
             async with asyncio.timeout(wait_ms / 1000):
                 await self._stopping.wait()
 
-    async def _sleep(self, wait_ms: float) -> bool:
+    async def _sleep(self, wait_ms: float, heard: int) -> bool:
         """Wait, and be woken by a writer or by `stop`; returns whether a writer did it."""
-        woken = asyncio.create_task(self._wake.sleep(wait_ms))
+        woken = asyncio.create_task(self._wake.sleep(wait_ms, heard))
         stopped = asyncio.create_task(self._stopping.wait())
         try:
             await asyncio.wait((woken, stopped), return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,9 @@ log = logging.getLogger("oncewire.outbox")
 CHANNEL: Final = "oncewire_outbox"
 SELF_TEST_S: Final = 2.0
 TEST_AGAIN_S: Final = 60.0
-ADVERTISED_MS: Final = 2_000
+ADVERTISED_MS_MIN: Final = 2_000
+ADVERTISED_MS_MAX: Final = 60_000
+"""For so long at most writers go on to notify a relay that has died in its sleep."""
 CHECK_S: Final = 10.0
 
 SQL = postgres.queries("oncewire.outbox")
@@ -37,11 +39,16 @@ class Wake:
         self._schema = schema
         self._poll_ms = poll_ms
         self._sleepers: set[asyncio.Event] = set()
+        self._advertised_ms = min(max(ADVERTISED_MS_MIN, 2 * poll_ms), ADVERTISED_MS_MAX)
         self._advertised_until = 0.0
         self._lost = asyncio.Event()
         self._is_deaf = False
         self.hears = False
         """Whether notifications arrive here."""
+        self.heard = 0
+        """Notifications so far. Who is about to sleep notes it before the last look, or one in between is lost."""
+        self.sleep_ms_max = min(poll_ms, self._advertised_ms // 2)
+        """Longer than that nobody may sleep: writers would no longer notify."""
         self.is_known = asyncio.Event()
         """Set when the first self-test has decided."""
 
@@ -94,6 +101,7 @@ class Wake:
                 await connection.execute("SELECT 1")
 
     def _on_notification(self, *_: object) -> None:
+        self.heard += 1
         for sleeper in self._sleepers:
             sleeper.set()
 
@@ -102,10 +110,10 @@ class Wake:
     async def advertise(self, connection: Any) -> None:
         """Tell writers that a wake-up is welcome. Look once more afterwards: what was committed before did not wake."""
         now = time.monotonic()
-        if self.hears and now + self._poll_ms / 1000 > self._advertised_until:
-            self._advertised_until = now + ADVERTISED_MS / 1000
+        if self.hears and now + self.sleep_ms_max / 1000 > self._advertised_until:
+            self._advertised_until = now + self._advertised_ms / 1000
             async with transaction(connection, SQL["begin_claim"], self._schema):
-                await connection.execute(SQL["advertise"], ADVERTISED_MS)
+                await connection.execute(SQL["advertise"], self._advertised_ms)
 
     async def work_has_come(self, connection: Any) -> None:
         """Writers need not notify: this relay is awake."""
@@ -114,8 +122,10 @@ class Wake:
             async with transaction(connection, SQL["begin_claim"], self._schema):
                 await connection.execute(SQL["work_has_come"])
 
-    async def sleep(self, wait_ms: float) -> bool:
-        """For so long, or until woken; returns whether it was woken."""
+    async def sleep(self, wait_ms: float, heard: int) -> bool:
+        """For so long, or until woken; returns whether it was woken, be it since `heard` was read."""
+        if self.heard != heard:
+            return True
         sleeper = asyncio.Event()
         self._sleepers.add(sleeper)
         try:
