@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,9 @@ from tests.support.nats import NatsServer, nats_server
 
 settings.register_profile("house", deadline=None)  # no test asserts how long something takes: the machine may be busy
 settings.load_profile("house")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background: what it starts must hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _LONGEST_FIRST = ("/test_up", "/system/test_agent", "/system/", "/browser/", "/contracts/")
@@ -29,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     busy = [path for path in files if "/spark/" in path]
     pure = [path for path in files if "/rules/" in path]
     others = sorted((path for path in files if path not in (*busy, *pure)), key=rank)
-    order = pure  # a fresh installation is still on its way to the disk, for which servers that sync would wait
+    order = pure
     for number, path in enumerate(busy):
         order += [path, *others[2 * number : 2 * number + 2]]
     order += others[2 * len(busy) :]
