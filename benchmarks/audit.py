@@ -180,7 +180,7 @@ def main(messages: int = MESSAGES, kept: str = "") -> None:
             fill(path, messages)
             print(f"made in {time.monotonic() - began:.0f} s", flush=True)
         size = sum(one.stat().st_size for one in path.rglob("*.parquet")) >> 20
-        count = tables.open_table(path, "bronze").to_pyarrow_dataset().count_rows()
+        count = tables.dataset(tables.open_table(path, "bronze")).count_rows()
         print(f"a lake of {count:,} messages, {size:,} MiB", flush=True)
         parts = {"spark.sql.shuffle.partitions": 4 * (os.cpu_count() or 1)}
         spark = spark_session("local[*]", spark_ui_enabled=False, spark_log_level="ERROR", **parts)

@@ -103,7 +103,7 @@ class Landing:
     def both(self, folder: Path) -> None:
         pipeline = Pipeline(self.spark, Lake(folder), [STREAM], Reads({"url": self.url}), keeping=Keeping())
         pipeline.once(threading.Event())
-        rows = tables.open_table(folder, "silver/runtime").to_pyarrow_dataset().count_rows()
+        rows = tables.dataset(tables.open_table(folder, "silver/runtime")).count_rows()
         assert rows == MESSAGES, f"{rows} of {MESSAGES}"
 
     def plain(self, folder: Path) -> None:

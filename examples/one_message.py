@@ -27,7 +27,7 @@ from oncewire import Agent, Context, Effect, GatewayClient
 from oncewire.broker.client import Worker
 from oncewire.contracts.broker import BrokerEnvelope, Delivery
 from oncewire.ledger.stores import open_store
-from oncewire.pipeline.tables import open_table
+from oncewire.pipeline.tables import dataset, open_table
 
 NATS = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
 BROKER = os.environ.get("BROKER_URL", "http://127.0.0.1:8080")
@@ -114,7 +114,7 @@ def rows_of(lake: str | Path, trace_id: str) -> dict[str, int]:
     found = {}
     for name in TABLES:
         try:
-            traces = open_table(lake, name).to_pyarrow_table(columns=["trace_id"])["trace_id"].to_pylist()
+            traces = dataset(open_table(lake, name)).to_table(columns=["trace_id"])["trace_id"].to_pylist()
         except oncewire.errors.NotFound:
             traces = []
         found[name] = traces.count(trace_id)

@@ -113,6 +113,12 @@ def test_the_public_names_of_the_pipeline_are_these() -> None:
     assert all(callable(getattr(pipeline, name)) for name in pipeline.__all__)
 
 
+def test_tables_are_read_by_arrow_alone() -> None:
+    """`tables.dataset` says why: Delta's own reader can abort a process that ends."""
+    readers = {str(path.relative_to(SOURCE)) for path in sources() if ".to_pyarrow_" in path.read_text()}
+    assert {"pipeline/tables.py"} == readers
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="nothing_here"):
         _ = oncewire.nothing_here

@@ -17,7 +17,7 @@ from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
-from oncewire.pipeline.tables import open_table
+from oncewire.pipeline.tables import dataset, open_table
 from tests.spark.support import api
 from tests.support.nats import NatsServer
 
@@ -89,7 +89,7 @@ def once(spark: SparkSession, lake: Path, server: NatsServer, *names: str, **opt
 
 def rows(lake: Path, name: str, *columns: str) -> list[dict[str, Any]]:
     """A table as delta-rs itself reads it."""
-    return open_table(lake, name).to_pyarrow_table(columns=list(columns) or None).to_pylist()
+    return dataset(open_table(lake, name)).to_table(columns=list(columns) or None).to_pylist()
 
 
 def doubled(values: Sequence[Any]) -> dict[Any, int]:

@@ -16,7 +16,7 @@ from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.report.page import page
 from oncewire.pipeline.report.read import content
-from oncewire.pipeline.tables import GOLD, SILVER, TOPICS, open_table
+from oncewire.pipeline.tables import GOLD, SILVER, TOPICS, dataset, open_table
 from tests.support.lakes import FakeAgent
 from tests.support.lakes import Lake as Made
 
@@ -261,4 +261,4 @@ DERIVED = [name for name in GOLD if name != "gold/audits"]
 
 
 def rows_of(lake: Path, name: str) -> list[dict[str, Any]]:
-    return open_table(lake, name).to_pyarrow_table().to_pylist()
+    return dataset(open_table(lake, name)).to_table().to_pylist()

@@ -370,9 +370,9 @@ class Tour:
 
 def _silver_orders(lake: Path, tour: str) -> list[str]:
     """The orders of a tour in silver/runtime, read without Spark."""
-    from oncewire.pipeline.tables import open_table
+    from oncewire.pipeline.tables import dataset, open_table
 
-    dataset = open_table(lake, "silver/runtime").to_pyarrow_dataset()
-    rows = (row for batch in dataset.to_batches(columns=["subject", "payload"]) for row in batch.to_pylist())
+    silver = dataset(open_table(lake, "silver/runtime"))
+    rows = (row for batch in silver.to_batches(columns=["subject", "payload"]) for row in batch.to_pylist())
     charged = (json.loads(row["payload"]) for row in rows if row["subject"] == CHARGED)
     return [one["order"] for one in charged if one["tour"] == tour]

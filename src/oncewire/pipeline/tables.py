@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deltalake import DeltaTable
+    from pyarrow.dataset import Dataset
     from pyspark.sql import DataFrame, SparkSession
 
 HEADERS: Final = pa.list_(
@@ -383,6 +384,15 @@ def open_table(lake: str | Path, name: str, version: int | None = None) -> Delta
         raise NotFound(
             f"the lake {lake} has no table {name}", hint="`oncewire pipeline run --once` makes the tables."
         ) from None
+
+
+def dataset(table: DeltaTable) -> Dataset:
+    """The rows of an opened table without Spark, its files read by Arrow itself. Delta's own reader calls back into
+    Python from Arrow's threads, and a call that is under way when the process ends aborts it: a command that did its
+    work would fail."""
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
+
+    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(lake_folder(table.table_uri)), LocalFileSystem()))
 
 
 def read_table(spark: SparkSession, lake: str | Path, name: str, version: int | None = None) -> DataFrame:

@@ -41,7 +41,7 @@ from oncewire.pipeline.lake.tasks import run_tasks
 from oncewire.pipeline.reading import BYTES_PER_TRIGGER, Reads, Streams, failure
 from oncewire.pipeline.rules import Facts, cut, records_limit
 from oncewire.pipeline.source import read_file
-from oncewire.pipeline.tables import BRONZE, TOPICS, Lifetime, app_id
+from oncewire.pipeline.tables import BRONZE, TOPICS, Lifetime, app_id, dataset
 from oncewire.pipeline.wire import connect
 
 if TYPE_CHECKING:
@@ -417,7 +417,7 @@ class Topics:
     def _name(self, found: Sequence[Listed]) -> None:
         """See that the table of topics has these, before bronze has a row of them."""
         if self._named is None:
-            rows = self._lake.open(TOPICS).to_pyarrow_table(columns=["stream", "created_ns"]).to_pylist()
+            rows = dataset(self._lake.open(TOPICS)).to_table(columns=["stream", "created_ns"]).to_pylist()
             self._named = {(row["stream"], row["created_ns"]) for row in rows}
         new = [topic for topic in found if topic.lifetime[:2] not in self._named]
         if not new:

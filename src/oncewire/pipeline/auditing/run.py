@@ -186,5 +186,5 @@ def last_verdicts(lake: str | Path, count: int = 1) -> list[Verdict]:
     table = _open(lake, AUDITS.name)
     if table is None:
         return []
-    rows = table.to_pyarrow_table(columns=["at", "verdict"]).sort_by([("at", "descending")]).slice(0, count)
+    rows = tables.dataset(table).to_table(columns=["at", "verdict"]).sort_by([("at", "descending")]).slice(0, count)
     return [read_verdict(one) for one in rows["verdict"].to_pylist()]

@@ -62,7 +62,7 @@ def _batches(lake: str | Path, table: Table, where: Any = None) -> Iterator[Any]
         opened = tables.open_table(lake, table.name)
     except NotFound:
         return
-    for batch in opened.to_pyarrow_dataset().to_batches():
+    for batch in tables.dataset(opened).to_batches():
         # Not by the dataset: it takes columns without statistics in the log for empty, and skips their files.
         yield from [batch] if where is None else pa.Table.from_batches([batch]).filter(where).to_batches()
 
