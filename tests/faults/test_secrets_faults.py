@@ -64,7 +64,9 @@ def test_a_whole_run_with_the_lake_says_no_secret(
     assert [] == run.leaks_of_files()
 
 
-def test_a_pipeline_with_a_password_keeps_it_to_itself(tmp_path: Path, events: Path) -> None:
+def test_a_pipeline_with_a_password_keeps_it_to_itself(
+    tmp_path: Path, events: Path, request: pytest.FixtureRequest
+) -> None:
     """In no plan, no log of events, no checkpoint, no table, and with no process that needs none."""
     planted = Planted()
     password = planted.make("a password")
@@ -81,6 +83,7 @@ def test_a_pipeline_with_a_password_keeps_it_to_itself(tmp_path: Path, events: P
         process = subprocess.Popen(
             command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        request.addfinalizer(process.kill)  # Java ends with it
         seen: dict[int, tuple[bytes, bytes]] = {}
 
         def is_done() -> bool:

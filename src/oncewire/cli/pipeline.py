@@ -107,8 +107,9 @@ def backfill(*, streams: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     settings = face.load_here(flags).settings
     require_spark()
     board, lake = Board(as_json), lake_of(settings)
-    server = Streams(access_of(settings))
     read, _ = declared(settings)
+    _check_declared(streams, read)
+    server = Streams(access_of(settings))
     names = list(streams or (name for name in standing.reached(lake) if name in read))
     with hold.held(lake.path, what="oncewire pipeline backfill", since=_now()):
         for name in names:
@@ -293,11 +294,9 @@ def _run(
     from oncewire.pipeline.run import Pipeline
 
     names, queues = declared(settings)
-    unknown = [name for name in (*chosen, *accepted) if name not in names]
-    if unknown:
-        raise Refused(
-            f"no declared stream that can be read is named {', '.join(unknown)}", hint="See `pipeline status`."
-        )
+    _check_declared((*chosen, *accepted), names)
+    if is_once:
+        _check_answers(settings, names[0])
     with hold.held(lake.path, what="oncewire pipeline run", since=_now()), stopping() as stop:
         board.line(f"lake {lake.path}, from {mask_url(settings.nats_url)}; left out: {', '.join(queues) or 'none'}")
         board.event("starting", lake=str(lake.path), streams=names, left_out=queues)
@@ -323,6 +322,26 @@ def _run(
         board.event("end")
         if is_once and (wrong := pipeline.stopped()):
             raise _worst(wrong)
+
+
+def _check_declared(given: Sequence[str], names: Sequence[str]) -> None:
+    """Before a name becomes a folder of the lake."""
+    unknown = [repr(name) for name in given if name not in names]
+    if unknown:
+        raise Refused(
+            f"no declared stream that can be read is named {', '.join(unknown)}", hint="See `pipeline status`."
+        )
+
+
+def _check_answers(settings: Settings, stream: str) -> None:
+    """One pass gives up each stream in its turn: with no server at all that takes minutes, and Java for nothing."""
+    from oncewire.pipeline.reading import Streams
+
+    server = Streams(access_of(settings))
+    try:
+        server.facts(stream)
+    finally:
+        server.close()
 
 
 def _observer(settings: Settings, lake: Lake, pipeline: Pipeline, names: Sequence[str]) -> observe.Observer:
