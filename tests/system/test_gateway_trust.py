@@ -329,6 +329,31 @@ async def test_a_socket_ends_with_the_token_that_opened_it(client: Client, tmp_p
                 assert REVOKED == one.socket.close_code
 
 
+async def test_sockets_and_event_sources_of_a_tenant_are_counted_together(client: Client, tmp_path: Path) -> None:
+    """The third is told when to come again, another tenant is not touched, and who closes makes room."""
+    keys = KeyFile(tmp_path / "keys.json")
+    limited = {"auth_keys": str(keys.path), "http_connections_per_tenant_max": "2"}
+    async with serving(client, resolve(limited, {}, {}).settings, "127.0.0.1", 0) as (gateway, _):
+        assert gateway.server is not None
+        edge = Edge(gateway.server.port, keys, {})
+        acme, globex = edge.key("acme"), edge.key("globex")
+        source = f"GET /stream/{new_conversation()} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {{}}\r\n\r\n"
+        async with wire(edge.port) as tokens_of, edge.guest(acme):
+            await tokens_of.send(source.format(acme).encode())
+            assert 200 == (await tokens_of.head())[0]
+            with pytest.raises(InvalidStatus) as caught:
+                async with edge.guest(acme):
+                    pass
+            assert 429 == caught.value.response.status_code
+            assert caught.value.response.headers["Retry-After"]
+            async with wire(edge.port) as other, edge.guest(globex):
+                await other.send(source.format(acme).encode())
+                assert 429 == (await other.head())[0]
+        await until(lambda: gateway.server is not None and not gateway.server.connections)
+        async with edge.guest(acme), edge.guest(acme):
+            pass
+
+
 async def test_a_stop_reaches_the_answers_of_its_own_tenant_alone(client: Client, edge: Edge) -> None:
     """Two tenants write an answer under the same id."""
     conversation = new_conversation()

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from oncewire.errors import InvalidSetting
-from oncewire.http import OPEN, Certificate, Limits, Principal, Request, Routes, Server, certificate_of
+from oncewire.http import NOBODY, OPEN, Certificate, Limits, Principal, Request, Routes, Server, certificate_of
 from oncewire.http.connection import Connection
 from oncewire.http.rates import TENANTS_MAX, Rates
 from tests.support.http import Wire, get, wire
@@ -199,6 +199,52 @@ async def test_a_rate_is_that_of_one_process_and_counts_the_beginning_of_websock
         statuses = [(await line.ask(asked % (b"health", b"Upgrade: websocket\r\n"))).status for _ in range(40)]
         assert 429 in statuses
         assert 200 == (await other.ask(asked % (b"thing", b""))).status
+
+
+# ---- connections of a tenant
+
+
+async def test_a_tenant_has_as_many_connections_as_it_may_and_others_are_served() -> None:
+    """Idle ones and streams alike. One too many is answered and closed; what is open to all is never counted."""
+
+    def authenticate(request: Request) -> Principal:
+        tenant = request.header(b"x-tenant")
+        return Principal(tenant, frozenset({"*"})) if tenant else NOBODY
+
+    table = routes()
+    streams = []
+    table.add("GET", "/stream", lambda request: streams.append(request.stream("text/plain")), action="read")
+    server = Server(table, Limits(connections_per_tenant_max=2), authenticate)
+    async with listening(server), wire(server.port) as idle, wire(server.port) as other:
+        assert 200 == (await idle.ask(get("/thing", "X-Tenant: a"))).status
+        async with wire(server.port) as stream:
+            await stream.send(get("/stream", "X-Tenant: a"))
+            assert 200 == (await stream.head())[0]
+            for more in ((), ("Upgrade: websocket", "Connection: Upgrade")):
+                async with wire(server.port) as third:
+                    assert 200 == (await third.ask(get("/health"))).status, "not counted: nobody's yet"
+                    answer = await third.ask(get("/thing", "X-Tenant: a", *more) + get("/thing", "X-Tenant: b"))
+                    assert (429, "RESOURCE_EXHAUSTED") == (answer.status, answer.json["error"])
+                    assert int(answer.headers["retry-after"]) >= 1
+                    assert "close" == answer.headers["connection"]
+                    assert await third.is_closed()
+            assert 200 == (await other.ask(get("/thing", "X-Tenant: b"))).status
+            assert 200 == (await idle.ask(get("/thing", "X-Tenant: a"))).status, "a connection is counted once"
+        await until(lambda: 2 == len(server.connections))
+        async with wire(server.port) as again:
+            assert 200 == (await again.ask(get("/thing", "X-Tenant: a"))).status
+        assert 200 == (await idle.ask(get("/thing", "X-Tenant: b"))).status, "a proxy's connection changes hands"
+        assert 200 == (await other.ask(get("/thing", "X-Tenant: a"))).status
+
+
+async def test_who_never_finishes_a_tls_handshake_is_sent_away(tmp_path: Path) -> None:
+    write_pair(tmp_path, "x")
+    certificate = Certificate(str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"))
+    async with (
+        listening(Server(routes(), Limits(head_s_max=0.2), certificate=certificate)) as server,
+        wire(server.port) as silent,
+    ):
+        assert await silent.is_closed()
 
 
 # ---- floods

@@ -373,8 +373,7 @@ class Connection(asyncio.Protocol):
         self.server.count(200)
         self._current = None
         self._stream = stream
-        self._is_deaf = self.is_ending = True
-        self._waiting.clear()
+        self.read_no_more()
         self.write(head)
 
     def end_stream(self, tail: bytes) -> None:
@@ -382,6 +381,11 @@ class Connection(asyncio.Protocol):
         if tail:
             self.write(tail)
         self._end()
+
+    def read_no_more(self) -> None:
+        """The answer to the request in hand is the last."""
+        self._is_deaf = self.is_ending = True
+        self._waiting.clear()
 
     def can_upgrade(self, request: Request) -> bool:
         """Whether the bytes behind this request may belong to another protocol."""
@@ -392,8 +396,7 @@ class Connection(asyncio.Protocol):
         assert request is self._current, "a request is answered in its turn"
         self.server.count(status)
         self._current = None
-        self._is_deaf = self.is_ending = True
-        self._waiting.clear()
+        self.read_no_more()
         self._flush()
         self._transport.write(head)
         self._transport.resume_reading()

@@ -21,6 +21,9 @@ class Limits:
     """Open at once: a further one gets 503 and is closed."""
     connections_per_address_max: int = 1_000
     """Of these from one address that is not this machine: a further one gets 503 and is closed."""
+    connections_per_tenant_max: int = 0
+    """Of one tenant at this listener, WebSockets and streams among them: a further one gets 429 with Retry-After, and
+    is closed; 0 is no limit."""
     held_body_bytes_max: int = 256 << 20
     """Bodies that are being read, all together: the one that passes it gets 503."""
     requests_per_s_max: int = 0
@@ -47,6 +50,7 @@ def limits_of(settings: Settings) -> Limits:
         body_bytes_max=settings.http_body_bytes_max,
         connections_max=settings.http_connections_max,
         connections_per_address_max=settings.http_connections_per_address_max,
+        connections_per_tenant_max=settings.http_connections_per_tenant_max,
         held_body_bytes_max=settings.http_held_body_bytes_max,
         requests_per_s_max=settings.http_requests_per_s_max,
         pipelined_max=settings.http_pipelined_max,

@@ -17,7 +17,8 @@ from oncewire.http.rules import REASONS, Headers, answer_of, is_request_id, read
 
 if TYPE_CHECKING:
     from oncewire.http.connection import Connection
-    from oncewire.http.takeover import MakeHeir
+    from oncewire.http.shares import Shares
+    from oncewire.http.takeover import Heir, MakeHeir
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson; charset=utf-8"
@@ -155,6 +156,16 @@ class Request:
             status, REASONS[status].encode(), self._id(connection), connection.server.date_line, lines,
         )  # fmt: skip
         connection.take_over(self, status, head, make)
+
+    def is_counted_for(self, tenants: Shares[Connection | Heir]) -> bool:
+        """Whether its tenant may have the connection that it came on."""
+        return self._connection is None or tenants.take(self._connection, self.principal.tenant)
+
+    def end_after_answer(self) -> None:
+        """Read nothing more of its connection, and close that once this is answered."""
+        if self._connection is not None:
+            self.is_last = True
+            self._connection.read_no_more()
 
     def forget(self) -> Callable[[], None] | None:
         """The client is gone: the front's side of `on_close`."""

@@ -21,11 +21,14 @@ from oncewire.http.rates import Rates
 from oncewire.http.request import JSON, Request, error_body
 from oncewire.http.routes import Routes
 from oncewire.http.rules import REASONS, Refusal, is_loopback, is_request_id
+from oncewire.http.shares import Shares
 from oncewire.http.takeover import Heir
 from oncewire.http.tls import Certificate
 
 TICK_S = 0.25
 BACKLOG = 1_024
+CROWDED_S = 5.0
+"""When a tenant with too many connections is told to come again: nobody knows when it will close one."""
 
 Authenticate = Callable[[Request], Principal]
 """Who asks, by the head alone. Raises AuthenticationFailed (401) or PermissionDenied (403)."""
@@ -61,8 +64,8 @@ class Server:
         self.held_body_bytes = 0
         """Of bodies that are being read."""
         self._rates = Rates(self.limits.requests_per_s_max)
-        self._addresses: dict[Connection | Heir, str] = {}
-        self._per_address: Counter[str] = Counter()
+        self._addresses: Shares[Connection | Heir] = Shares(self.limits.connections_per_address_max)
+        self._tenants: Shares[Connection | Heir] = Shares(self.limits.connections_per_tenant_max)
         self.is_loopback_only = True
         self.known_hosts: set[bytes] = set()
         self.connections: set[Connection | Heir] = set()
@@ -95,9 +98,16 @@ class Server:
         loop = asyncio.get_running_loop()
         self._tick(loop)
         try:
-            context = self.certificate.context if self.certificate else None
+            # A handshake is no connection yet that the sweep could see: it has the time of a head, and no more.
+            slow_s = self.limits.head_s_max if self.certificate else None
             self._listener = await loop.create_server(
-                lambda: Connection(self), host, port, backlog=BACKLOG, ssl=context
+                lambda: Connection(self),
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=self.certificate.context if self.certificate else None,
+                ssl_handshake_timeout=slow_s,
+                ssl_shutdown_timeout=slow_s,
             )
         except OSError as error:
             self._stop_ticking()
@@ -136,31 +146,23 @@ class Server:
         self.accepted += 1
         self.connections.add(connection)
         address = connection.address
-        if address and not is_loopback(address):
-            self._addresses[connection] = address
-            self._per_address[address] += 1
-            if self._per_address[address] > self.limits.connections_per_address_max:
-                return False
+        if address and not is_loopback(address) and not self._addresses.take(connection, address):
+            return False
         return len(self.connections) <= self.limits.connections_max
 
     def inherited(self, connection: Connection, heir: Heir) -> None:
         """A handler has taken the socket of a connection over."""
         self.connections.discard(connection)
         self.connections.add(heir)
-        if connection in self._addresses:
-            self._addresses[heir] = self._addresses.pop(connection)
+        self._addresses.pass_on(connection, heir)
+        self._tenants.pass_on(connection, heir)
 
     def closed(self, connection: Connection | Heir) -> None:
         self.connections.discard(connection)
-        self._left(self._addresses.pop(connection, ""))
+        self._addresses.leave(connection)
+        self._tenants.leave(connection)
         if self._is_empty is not None and not self.connections:
             self._is_empty.set()
-
-    def _left(self, address: str) -> None:
-        if address:
-            self._per_address[address] -= 1
-            if not self._per_address[address]:
-                del self._per_address[address]
 
     def count(self, status: int) -> None:
         self.answers[status] += 1
@@ -202,12 +204,18 @@ class Server:
             request.refuse(500, "INTERNAL", "internal error")
 
     def _admit(self, request: Request) -> None:
-        """Whether who asks is still let in, and not too often: for all that is not open, a WebSocket's beginning on
-        whichever path included. Who brought no credential is refused further on, at no cost to a tenant."""
+        """Whether who asks is still let in, and not too often, nor on too many connections: for all that is not open, a
+        WebSocket's beginning on whichever path included. Who brought no credential is refused further on, at no cost to
+        a tenant."""
         principal = request.principal
         if request.review != self.reviews and self._vouches is not None and not self._vouches(principal):
             raise AuthenticationFailed("the credential is no longer good")
-        if principal is not NOBODY and (wait_s := self._rates.wait_s(principal.tenant, self.now)):
+        if principal is NOBODY:
+            return
+        if not request.is_counted_for(self._tenants):
+            request.end_after_answer()  # else it would be one more that is held open
+            raise Overloaded("this tenant has too many connections open", retry_after_s=CROWDED_S)
+        if wait_s := self._rates.wait_s(principal.tenant, self.now):
             raise Overloaded("this tenant asks too often", retry_after_s=wait_s)
 
     def call(self, told: Callable[[], None]) -> None:

@@ -231,6 +231,13 @@ class Settings:
     http_connections_per_address_max: int = number(
         1_000, "http.connections_per_address_max", "Connections of one other machine.", 1, 1_000_000
     )
+    http_connections_per_tenant_max: int = number(
+        0,
+        "http.connections_per_tenant_max",
+        "Connections of one tenant, at each listener; 0 is no limit.",
+        0,
+        1_000_000,
+    )
     http_held_body_bytes_max: int = number(
         256 << 20, "http.held_body_bytes_max", "Bytes of all bodies that are being read.", 1_024, 2**40
     )
