@@ -18,12 +18,13 @@ from oncewire import dlq, outbox, topology
 from oncewire.agent import Context, Effect
 from oncewire.cli import broker as cli_broker
 from oncewire.cli import gateway as cli_gateway
+from oncewire.contracts import trace
 from oncewire.contracts.headers import EPOCH, TRACEPARENT
 from oncewire.contracts.message import new_message
 from oncewire.database.postgres import connected
 from oncewire.errors import Refused
 from oncewire.jetstream import Client, connect
-from oncewire.outbox import enqueue_message_async
+from oncewire.outbox import enqueue_async, enqueue_message_async
 from oncewire.pipeline.decode import decode
 from oncewire.pipeline.tables import BRONZE
 from oncewire.settings import Settings
@@ -134,6 +135,48 @@ async def lake_of(client: Client, tmp_path: Path) -> Lake:
         found = await client.get_last(stream, subject)
         lake.add(stream, found.subject, found.payload, dict(found.headers))
     return lake
+
+
+async def test_a_row_of_a_conversation_keeps_the_trace_it_was_enqueued_in_into_the_lake(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One enqueued in a span, one in none, and one in none whose relay does not trace."""
+    url, conversation = await shared_postgres().new_database(), new_conversation()
+    settings = Settings(nats_url=shared_server.url, data=tmp_path)
+    spoken: list[str] = []
+    with collected(monkeypatch) as (collector, tracer):
+        async with connect(settings.nats_url) as client:
+            await topology.ensure(client, topology=topology.load(settings=settings))
+            async with cli_gateway.serving(client, settings, "127.0.0.1", 0, tracer=tracer("gateway")) as (_, at):
+                async with guest(at) as browser:
+                    await browser.join(conversation)
+                    for span, relay in ((caller(), tracer("relay")), (None, tracer("relay")), (None, None)):
+                        spoken.append(await speak(url, conversation, span))
+                        async with outbox.relaying(client, url, outbox.RelayOptions(tracer=relay)):
+                            while (await browser.next())["sequence"] != len(spoken):
+                                """Presence comes in between."""
+                await until(lambda: len(collector.spans) == 4, "two spans of relays, two of the gateway")
+            lake = Lake(tmp_path / "lake")
+            for one in await client.get_batch(
+                "CHAT_EVENTS", count=9, sequence=1, subject=f"chat.events.{conversation}"
+            ):
+                lake.add("CHAT_EVENTS", one.subject, one.payload, dict(one.headers))
+    derived = [trace.begun_by(id_).trace_id for id_ in spoken]
+    found = decode(pa.Table.from_pylist(lake.rows, BRONZE.schema)).parts["realtime"].to_pylist()
+    told = [one["trace_id"] for one in found if one["type"] == "chat.message.created"]
+    assert [TRACE, derived[1], derived[2]] == told
+    by_trace = {one.trace_id: one for one in collector.spans if one.name == "send conversations"}
+    assert {TRACE: SPAN, derived[1]: ""} == {id_: one.parent_id for id_, one in by_trace.items()}
+    shown = [(one.trace_id, one.parent_id) for one in collector.spans if one.name == "process chat.events"]
+    assert [(TRACE, SPAN), (derived[1], by_trace[derived[1]].span_id)] == shown
+
+
+async def speak(url: str, conversation: str, span: Any) -> str:
+    """A service commits a message of a conversation; its id."""
+    async with connected(url) as database, database.transaction():
+        with span or contextlib.nullcontext():
+            done = await enqueue_async(database, conversation, role="user", content="hello")
+    return done.message_id
 
 
 async def test_what_is_produced_over_http_is_a_child_of_its_request(

@@ -46,6 +46,7 @@ class NewMessage(Struct, frozen=True, kw_only=True):
     citations: Any = None
     metadata: Mapping[str, Any] | None = None
     tenant: str = ""
+    traceparent: str = ""
 
 
 def enqueue(
@@ -58,12 +59,14 @@ def enqueue(
     citations: Any = None,
     metadata: Mapping[str, Any] | None = None,
     tenant: str = "",
+    traceparent: str = "",
     schema: str = "",
 ) -> Enqueued:
     """Enqueue a message of a conversation in the open transaction of a sync connection.
 
     It takes a connection or cursor of psycopg 3, a Connection or Session of SQLAlchemy, or Django's connection. The
-    conversation stays locked until you commit: its messages are numbered in the order of commits.
+    conversation stays locked until you commit: its messages are numbered in the order of commits. In a span of
+    OpenTelemetry the message continues its trace.
     """
     message = NewMessage(
         conversation_id=conversation_id,
@@ -73,6 +76,7 @@ def enqueue(
         citations=citations,
         metadata=metadata,
         tenant=tenant,
+        traceparent=traceparent,
     )
     return enqueue_many(connection, [message], schema=schema)[0]
 
@@ -87,6 +91,7 @@ async def enqueue_async(
     citations: Any = None,
     metadata: Mapping[str, Any] | None = None,
     tenant: str = "",
+    traceparent: str = "",
     schema: str = "",
 ) -> Enqueued:
     """`enqueue` for asyncpg, psycopg's AsyncConnection, and SQLAlchemy's AsyncConnection and AsyncSession."""
@@ -98,6 +103,7 @@ async def enqueue_async(
         citations=citations,
         metadata=metadata,
         tenant=tenant,
+        traceparent=traceparent,
     )
     return (await enqueue_many_async(connection, [message], schema=schema))[0]
 
@@ -152,6 +158,7 @@ def _in_lock_order(messages: Sequence[NewMessage]) -> list[tuple[int, list[Any]]
 
 def _values(message: NewMessage) -> list[Any]:
     texts: dict[str, object] = {"content": message.content, "model": message.model or "", "tenant": message.tenant}
+    texts["traceparent"] = message.traceparent
     for field, value in texts.items():
         if not isinstance(value, str) or "\0" in value:
             raise ContractViolation(f"{field} must be text without NUL", field=field)
@@ -165,6 +172,7 @@ def _values(message: NewMessage) -> list[Any]:
         _json(message.citations, "citations"),
         _json(message.metadata, "metadata"),
         message.tenant,
+        _traceparent(message.traceparent),
     ]
 
 
@@ -191,15 +199,20 @@ def _json(value: Any, field: str) -> str | None:
 
 def _message_values(subject: str, envelope: MessageEnvelope, traceparent: str) -> list[Any]:
     check_subject(subject)
-    context = None if traceparent else tracing.current()
-    return [subject, encode_message(envelope).decode(), traceparent or (context.traceparent if context else None)]
+    return [subject, encode_message(envelope).decode(), _traceparent(traceparent)]
+
+
+def _traceparent(given: str) -> str | None:
+    """What the caller says, else the span that it runs in."""
+    context = None if given else tracing.current()
+    return given or (context.traceparent if context else None)
 
 
 def _conversation_statement(schema: str) -> drivers.Statement:
     """Every value goes as text and is cast by PostgreSQL: drivers differ in what they make of JSON and UUIDs."""
     name = _qualified("enqueue_conversation_message", schema)
-    casts = ("uuid", "text", "text", "text", "jsonb", "jsonb", "text")
-    parameters = ("conversation_id", "role", "content", "model", "citations", "metadata", "tenant")
+    casts = ("uuid", "text", "text", "text", "jsonb", "jsonb", "text", "text")
+    parameters = ("conversation_id", "role", "content", "model", "citations", "metadata", "tenant", "traceparent")
 
     def write(holder: Callable[[int], str]) -> str:
         given = (

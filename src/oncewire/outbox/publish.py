@@ -76,8 +76,11 @@ class Publishing:
     def _message(self, row: Row, expected: int | None) -> Outgoing:
         subject = chat_events(row.conversation_id, prefix=self._prefix)
         headers = headers_of(row)
-        if self._is_traced:
-            headers |= trace.begun_by(row.message_id).headers()
+        context = trace.parse_traceparent(row.traceparent) if row.traceparent else None
+        if context is None and self._is_traced:
+            context = trace.begun_by(row.message_id)
+        if context is not None:
+            headers |= context.headers()
         return Outgoing(subject, body_of(row), headers=headers, expected_last_subject_sequence=expected)
 
     # ---- many at once

@@ -59,6 +59,7 @@ class Row(Struct, frozen=True, gc=False):
     metadata: str | None
     void_reason: str | None
     created_at: datetime
+    traceparent: str | None = None
 
     @property
     def key(self) -> Key:

@@ -28,7 +28,7 @@ def tell_messages(
             continue
         parent = trace.parse_traceparent(row.traceparent or "")
         if parent is not None:
-            context = span_of(parent, hashlib.blake2b(row.key.encode(), digest_size=8).digest())
+            context = _span(parent, row.key)
         else:
             context = trace.begun_by(decode_message(row.body.encode()).message_id)
         facts = {"message_id": row.key, "body_bytes": len(row.body), "stream": outcome.stream}
@@ -36,10 +36,15 @@ def tell_messages(
 
 
 def tell_conversations(tracer: Tracer, found: Sequence[Progress], began_ns: int) -> None:
-    """Each message of a conversation begins a trace of its own; its header carries it."""
+    """A message that was enqueued in no trace begins one of its own. Its header carries either."""
     times = (began_ns, time.time_ns())
     for one in found:
         for row in one.claim.rows[: one.confirmed]:
             facts = {"message_id": row.message_id, "conversation_id": row.conversation_id, "template": "chat.events.*"}
-            context = trace.begun_by(row.message_id)
-            tracer.sent(f"chat.events.{row.conversation_id}", context, None, times, name="conversations", **facts)
+            parent = trace.parse_traceparent(row.traceparent or "")
+            context = _span(parent, row.message_id) if parent else trace.begun_by(row.message_id)
+            tracer.sent(f"chat.events.{row.conversation_id}", context, parent, times, name="conversations", **facts)
+
+
+def _span(parent: trace.TraceContext, id_: str) -> trace.TraceContext:
+    return span_of(parent, hashlib.blake2b(id_.encode(), digest_size=8).digest())

@@ -178,8 +178,8 @@ def read_realtime(body: bytes, place: Place) -> Read:
     told = realtime.decode_realtime(body)
     carried = place.carried()
     epoch = carried.get(headers.EPOCH, "")
-    context = trace.extract(carried)
     event = told.event
+    context = trace.extract(carried) or _begun_by(event)
     own = (
         event.__struct_config__.tag,
         told.version,
@@ -205,6 +205,11 @@ def read_realtime(body: bytes, place: Place) -> Read:
         None,
         own,
     )
+
+
+def _begun_by(event: realtime.Event) -> trace.TraceContext | None:
+    """The trace of a message that was enqueued in none, as its relay tells it, whether or not traces were on there."""
+    return trace.begun_by(event.message_id) if isinstance(event, realtime.MessageCreated) else None
 
 
 def read_ledger(body: bytes, place: Place) -> Read:

@@ -54,13 +54,14 @@ WITH open AS MATERIALIZED (
         FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS k (id, place)
         JOIN conversations c ON c.id = k.id
         CROSS JOIN LATERAL (
-            SELECT m.id, m.sequence, m.message_id, m.dedupe_id, m.body_bytes FROM message_outbox m
+            SELECT m.id, m.sequence, m.message_id, m.dedupe_id, m.body_bytes, m.traceparent FROM message_outbox m
                 WHERE m.conversation_id = k.id AND m.status <> 'dispatched' ORDER BY m.sequence LIMIT $2
         ) o
         WINDOW at AS (ORDER BY k.place, o.sequence ROWS UNBOUNDED PRECEDING)
 )
 SELECT o.place, o.id, o.sequence, replace(o.dedupe_id::text, '-', ''), o.epoch, o.tenant,
-        m.id::text, m.role, m.content, m.model, m.citations, m.metadata, m.void_reason, m.created_at
+        m.id::text, m.role, m.content, m.model, m.citations, m.metadata, m.void_reason, m.created_at,
+        o.traceparent
     FROM open o
     JOIN conversation_messages m ON m.id = o.message_id
     WHERE o.number <= $3 AND (o.bytes <= $4 OR o.number = 1)
