@@ -269,7 +269,7 @@ def worker_mb() -> float:
     largest = 0
     for one in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it may end while we look
-            largest = max(largest, one.memory_info().rss if "pyspark.daemon" in one.cmdline() else 0)
+            largest = max(largest, one.memory_info().rss if "oncewire.pipeline.daemon" in one.cmdline() else 0)
     return largest / 2**20
 
 

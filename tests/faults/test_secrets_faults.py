@@ -88,12 +88,12 @@ def test_a_pipeline_with_a_password_keeps_it_to_itself(
 
         def is_done() -> bool:
             seen.update({pid: command_and_environ(pid) for pid in processes_of(process.pid)})
-            return process.poll() is not None or any(b"pyspark.daemon" in told[0] for told in seen.values())
+            return process.poll() is not None or any(b"oncewire.pipeline.daemon" in told[0] for told in seen.values())
 
         until(is_done, "a worker of Spark", deadline_s=LAKE_S)
         said = "".join(process.communicate(timeout=LAKE_S))
         assert 0 == process.returncode, said
-        assert any(b"pyspark.daemon" in told[0] for told in seen.values()), "no worker was seen"
+        assert any(b"oncewire.pipeline.daemon" in told[0] for told in seen.values()), "no worker was seen"
     finally:
         server.stop()
     for pid, (line, given) in seen.items():

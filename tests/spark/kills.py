@@ -23,7 +23,8 @@ STEP_S = 240.0
 LOCAL = "local[2,16]"
 """Two tasks at a time, and a task whose worker is killed is tried again: a plain `local[2]` gives up at once, and a
 few tries may all meet workers that were killed while they were idle."""
-DAEMON = "pyspark.daemon"
+DAEMONS = {"pyspark.daemon", "oncewire.pipeline.daemon"}
+"""Spark's own on a cluster, ours on one machine."""
 
 
 class Driver:
@@ -67,7 +68,7 @@ class Driver:
         for child in self.children():
             try:
                 parent = child.parent()
-                if parent and DAEMON in child.cmdline() and DAEMON in parent.cmdline():
+                if parent and DAEMONS & {*child.cmdline()} and DAEMONS & {*parent.cmdline()}:
                     child.kill()
                     killed += 1
             except psutil.NoSuchProcess:

@@ -23,6 +23,13 @@ print("java", spark._jvm.System.getProperty("java.home"))
 print("rows", spark.read.format("jetstream").options(url=sys.argv[1], stream=sys.argv[2]).load().count())
 spark.stop()
 """
+LET_GO = """
+import socket
+from oncewire.pipeline import daemon
+here, there = socket.socketpair()
+there.close()
+print("ended with", daemon.worker(here, True))
+"""
 
 
 def test_settings_are_spelled_with_dots_or_underscores() -> None:
@@ -45,6 +52,13 @@ def test_the_made_home_drops_the_one_flag_and_keeps_all_others(tmp_path: Path) -
     done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
     assert ["[-Xmx1g]", "[-Dx=a b]", "[Main]"] == done.stdout.splitlines()
     assert home == java.shim(program, tmp_path / "home")
+
+
+def test_a_worker_that_java_lets_go_ends_without_a_word() -> None:
+    """As Java does after an idle minute."""
+    environ = {**os.environ, "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}
+    done = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, env=environ)
+    assert ("ended with 1\n", "") == (done.stdout, done.stderr)
 
 
 @pytest.mark.timeout(300)

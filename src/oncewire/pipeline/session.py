@@ -23,6 +23,7 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "oncewire.pipeline.daemon",
 }
 
 
