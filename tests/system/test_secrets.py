@@ -53,7 +53,7 @@ class Run:
         self._trusting = ssl.create_default_context(cafile=str(authority.path))
         self.keys = KeyFile(folder / "keys.json")
         _, self.key = self.keys.create("all", "acme", ("*",), NOW)
-        planted.keep("an API key", self.key.rpartition("_")[2])
+        planted.keep("an API key", self.key.split("_", 2)[2])
         signer = ec.generate_private_key(ec.SECP256R1())
         shown = {**json.loads(jwt.algorithms.ECAlgorithm.to_jwk(signer.public_key())), "kid": "e1"}
         (folder / "jwks.json").write_text(json.dumps({"keys": [shown]}))
