@@ -162,7 +162,7 @@ class Witness:
         self._clients: dict[str, BrokerClient] = {}
         self._next = 0
         self._delivered_at = 0.0
-        self._is_over = False
+        self._is_over = self._is_last = False
         self._tasks: list[asyncio.Task[None]] = []
         self._producers: list[asyncio.Task[None]] = []
         self._waiting: asyncio.Queue[tuple[NodeProcess, Delivery]] = asyncio.Queue()
@@ -262,7 +262,7 @@ class Witness:
             node, delivery = await self._waiting.get()
             place = (delivery.partition, delivery.offset)
             was_acked = place in self.acked
-            if place not in self.left and self.chance.random() < LEFT and len(self.left - self.acked) < LEFT_MAX:
+            if self._leaves(place):
                 self.left.add(place)
                 continue
             try:
@@ -280,6 +280,11 @@ class Witness:
             if was_acked:
                 self.problems.append(f"{place} was settled twice")
             self.acked.add(place)
+
+    def _leaves(self, place: Place) -> bool:
+        """Nothing once the last node has it: nobody comes after that one."""
+        may_leave = place not in self.left and len(self.left - self.acked) < LEFT_MAX and not self._is_last
+        return may_leave and self.chance.random() < LEFT
 
     async def finish(self) -> list[str]:
         """No more is produced; wait until everything that was acknowledged has come and is settled."""
@@ -315,6 +320,7 @@ class Witness:
     async def _replace_all(self) -> None:
         """Everything is taken over by a node that knows nothing."""
         last = next(node for node in self.nodes if not node.is_suspect)
+        self._is_last = True
         await asyncio.gather(*(node.end() for node in self.nodes))
         self.add(await last.like().start())
 
