@@ -62,6 +62,10 @@ async def ack(engine: JetStreamEngine, topic: str, one: Delivery, owner: str = "
     return await answer(engine.settle, "", Settle("ack", topic, "g", one.partition, one.offset, owner))
 
 
+async def nack(engine: JetStreamEngine, topic: str, one: Delivery) -> Any:
+    return await answer(engine.settle, "", Settle("nack", topic, "g", one.partition, one.offset, "a", "broken"))
+
+
 async def read(engine: JetStreamEngine, topic: str, owner: str = "a") -> Reader:
     reader = Reader()
     joined = await answer(engine.subscribe, "", Consume(topic, "g", owner, 60_000), reader)
@@ -203,13 +207,72 @@ async def test_a_dead_letter_crosses_nodes_once(nodes: Any) -> None:
     await produce(one, topic, *(f"v{n}" for n in range(16)), retry_policy=RetryPolicy(max_attempts=1))
     await until(lambda: len(reader.got) == 16)
     for each in reader.got:
-        request = Settle("nack", topic, "g", each.partition, each.offset, "a", "broken")
-        assert None is await answer(two.settle, "", request)
+        assert None is await nack(two, topic, each)
     shown = await answer(two.show_topic, "", f"dlq.{topic}")
     assert 16 == shown.messages
     letters = await read(two, f"dlq.{topic}")
     await until(lambda: len(letters.got) == 16)
     assert {topic} == {each.envelope.dlq.original_topic for each in letters.got if each.envelope and each.envelope.dlq}
+
+
+async def test_a_dead_letter_makes_the_stream_that_a_crash_left_out(nodes: Any, server: NatsServer) -> None:
+    """The topic of dead letters is in the list of topics, and whoever put it there died before its stream was made."""
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    await produce(one, topic, "v", retry_policy=RetryPolicy(max_attempts=1))
+    await until(lambda: len(reader.got) == 1)
+    await answer(one.create_topic, "", f"dlq.{topic}", 1)
+    async with connect(server.url) as client:
+        await client.api(f"STREAM.DELETE.{topics.stream_of('', f'dlq.{topic}')}")
+    assert None is await nack(one, topic, reader.got[0])
+    letters = await read(one, f"dlq.{topic}")
+    await until(lambda: letters.values == ["v"])
+
+
+async def test_a_dead_letter_does_not_overtake_the_stream_that_another_one_makes(nodes: Any) -> None:
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    await produce(one, topic, "v", "w", retry_policy=RetryPolicy(max_attempts=1))
+    await until(lambda: len(reader.got) == 2)
+    second: list[asyncio.Task[Any]] = []
+
+    def on_step(name: str) -> None:
+        if name == "entry":
+            second.append(asyncio.create_task(nack(one, topic, reader.got[1])))
+
+    one.node.on_step = on_step
+    assert None is await nack(one, topic, reader.got[0])
+    assert [None] == [await each for each in second]
+    letters = await read(one, f"dlq.{topic}")
+    await until(lambda: sorted(letters.values) == ["v", "w"])
+    info = await one.node.client.api(f"STREAM.INFO.{topics.stream_of('', f'dlq.{topic}')}")
+    assert one.limits.dead_letter_age_ms * 1_000_000 == info["config"]["duplicate_window"]
+
+
+async def test_a_message_whose_dead_letter_cannot_be_stored_is_unsettled_and_comes_again(
+    nodes: Any, server: NatsServer
+) -> None:
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    await produce(one, topic, "v", retry_policy=RetryPolicy(max_attempts=1))
+    await until(lambda: len(reader.got) == 1)
+    async with connect(server.url) as client:
+        in_the_way = {"name": unique("OTHER"), "subjects": [f"{topics.prefix_of('', f'dlq.{topic}')}.>"]}
+        await client.api(f"STREAM.CREATE.{in_the_way['name']}", in_the_way)
+        refused = await nack(one, topic, reader.got[0])
+        assert isinstance(refused, Unavailable)
+        assert [refused.message] == one.problems()
+        await one.stop()
+        two = await nodes()
+        again = await read(two, topic)
+        await until(lambda: again.values == ["v"])
+        await client.api(f"STREAM.DELETE.{in_the_way['name']}")
+    assert None is await nack(two, topic, again.got[0])
+    letters = await read(two, f"dlq.{topic}")
+    await until(lambda: letters.values == ["v"])
 
 
 async def test_a_poll_takes_from_another_node_no_more_than_it_asked_for(nodes: Any) -> None:

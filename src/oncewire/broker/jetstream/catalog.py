@@ -18,13 +18,14 @@ import msgspec
 from oncewire.broker.jetstream import names
 from oncewire.contracts import topics
 from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client
+from oncewire.jetstream import Client, codes
 from oncewire.jetstream import Entry as Change
 
 WINDOW_MS_MIN: Final = 100
 """The server's own least duplicate window."""
 WATCH_AGAIN_S: Final = 0.25
 CATCH_UP_S_MAX: Final = 5.0
+TRIES_MAX: Final = 10
 _log = logging.getLogger(__name__)
 
 
@@ -60,12 +61,20 @@ _decode_entry = msgspec.json.Decoder(Entry).decode
 class Catalog:
     """See the module's head. `gone` is told each topic that is no more."""
 
-    def __init__(self, client: Client, replicas: int, window_ms: int, gone: Callable[[Listed], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        replicas: int,
+        window_ms: int,
+        gone: Callable[[Listed], None],
+        on_step: Callable[[str], None],
+    ) -> None:
         self._client = client
         self._kv = client.kv(names.TOPICS)
         self._replicas = replicas
         self._window_ns = max(window_ms, WINDOW_MS_MIN) * 1_000_000
         self._gone = gone
+        self._on_step = on_step
         self._seen = 0
         self._moved = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -125,10 +134,13 @@ class Catalog:
         """Know at least all that stood there when this was asked."""
         info = await self._client.api(f"STREAM.INFO.KV_{names.TOPICS}")
         last = info["state"]["last_seq"] if info["state"]["messages"] else 0
-        async with asyncio.timeout(CATCH_UP_S_MAX):
-            while self._seen < last:
-                self._moved.clear()
-                await self._moved.wait()
+        try:
+            async with asyncio.timeout(CATCH_UP_S_MAX):
+                while self._seen < last:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            raise Unavailable("the list of topics is not known whole yet", retry_after_s=0.5) from None
 
     # ---- topics
 
@@ -140,7 +152,7 @@ class Catalog:
             self._add(known)
         return known
 
-    async def create(self, tenant: str, name: str, partitions: int, now_ms: int) -> Listed:
+    async def create(self, tenant: str, name: str, partitions: int, now_ms: int, window_ms: int = 0) -> Listed:
         """Make a topic, or find the one that is there."""
         entry = Entry(partitions, now_ms)
         try:
@@ -151,7 +163,8 @@ class Catalog:
         else:
             known = listed(number, tenant, name, entry)
             self._add(known)
-        await self.ensure(known)
+            self._on_step("entry")
+        await self.ensure(known, window_ms)
         return known
 
     async def delete(self, topic: Listed) -> None:
@@ -172,39 +185,53 @@ class Catalog:
 
     # ---- streams
 
-    async def ensure(self, topic: Listed) -> None:
-        """See that the topic's stream is there, and that it is this topic's."""
-        wanted = self._config(topic)
-        try:
-            info = await self._client.api(f"STREAM.INFO.{topic.stream}")
-        except NotFound:
-            await self._make(wanted)
-            return
-        found = info["config"]
-        number = int((found.get("metadata") or {}).get(topics.NUMBER) or 0)
-        if number < topic.number:
-            current = await self._kv.get(names.key_of(topic.tenant, topic.name))
-            if current is None or current.revision != topic.number:
+    async def ensure(self, topic: Listed, window_ms: int = 0) -> None:
+        """See that the topic's stream is there, that it is this topic's, and that it refuses repeated ids for so long:
+        a dead letter must stay single as long as it lives."""
+        window_ns = max(self._window_ns, window_ms * 1_000_000)
+        for _ in range(TRIES_MAX):
+            found = await self._find_stream(topic.stream)
+            number = int((found.get("metadata") or {}).get(topics.NUMBER) or 0)
+            if number > topic.number:
                 raise NotFound("topic does not exist")
-            await self._delete_stream(topic.stream)
-            await self._make(wanted)
-        elif number > topic.number:
+            if number == topic.number:
+                if found.get("duplicate_window", 0) < window_ns:
+                    await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": window_ns})
+                return
+            await self._check(topic)
+            if found:
+                await self._delete_stream(topic.stream)
+            if await self._make(self._config(topic, window_ns)):
+                return
+        raise Unavailable(f"other nodes make {topic.stream} and take it away without end", retry_after_s=0.1)
+
+    async def _find_stream(self, stream: str) -> dict[str, Any]:
+        """Its configuration; empty when there is none."""
+        try:
+            info = await self._client.api(f"STREAM.INFO.{stream}")
+        except NotFound:
+            return {}
+        found: dict[str, Any] = info["config"]
+        return found
+
+    async def _check(self, topic: Listed) -> None:
+        """NotFound when the topic was deleted; asked of the leader: a replica may not know the topic yet."""
+        subject = f"$KV.{names.TOPICS}.{names.key_of(topic.tenant, topic.name)}"
+        last = await self._client.api(f"STREAM.MSG.GET.KV_{names.TOPICS}", {"last_by_subj": subject})
+        if last["message"]["seq"] != topic.number:
             raise NotFound("topic does not exist")
-        elif found.get("duplicate_window", 0) < self._window_ns:
-            await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": self._window_ns})
 
-    async def remember_longer(self, topic: Listed, window_ms: int) -> None:
-        """Refuse repeated ids for so long: a dead letter must stay single as long as it lives."""
-        info = await self._client.api(f"STREAM.INFO.{topic.stream}")
-        if info["config"].get("duplicate_window", 0) < window_ms * 1_000_000:
-            config = info["config"] | {"duplicate_window": window_ms * 1_000_000}
-            await self._client.api(f"STREAM.UPDATE.{topic.stream}", config)
-
-    async def _make(self, config: dict[str, Any]) -> None:
-        with contextlib.suppress(Conflict):  # another node was quicker
+    async def _make(self, config: dict[str, Any]) -> bool:
+        """False when another node was quicker, maybe with other settings."""
+        try:
             await self._client.api(f"STREAM.CREATE.{config['name']}", config)
+        except Conflict as error:
+            if error.server_code != codes.STREAM_NAME_IN_USE:
+                raise
+            return False
+        return True
 
-    def _config(self, topic: Listed) -> dict[str, Any]:
+    def _config(self, topic: Listed, window_ns: int) -> dict[str, Any]:
         return {
             "name": topic.stream,
             "description": "A topic of the broker",
@@ -213,7 +240,7 @@ class Catalog:
             "storage": "file",
             "discard": "old",
             "num_replicas": self._replicas,
-            "duplicate_window": self._window_ns,
+            "duplicate_window": window_ns,
             "allow_direct": True,
             "allow_atomic": True,
             "metadata": {

@@ -133,6 +133,8 @@ class JetStreamEngine:
             if sum(1 for owner, _ in self._catalog.topics if owner == tenant) >= self.limits.topics_max:
                 raise TooLarge(f"there are {self.limits.topics_max} topics already, and more are not allowed")
             topic = await self._catalog.create(tenant, name, partitions, self.node.clock())
+        else:  # whoever made it may have died before its stream was there
+            await self._catalog.ensure(topic)
         return TopicCreated(name, topic.count)
 
     def list_topics(self, tenant: str, done: Done[list[str]]) -> None:
@@ -441,7 +443,7 @@ class JetStreamEngine:
         doubting = sum(1 for cell in node.cells.values() if cell.phase is Phase.DOUBTING)
         if doubting:
             found.append(f"{doubting} partitions are read again: a commit was not confirmed")
-        return [*found, node.letters_failed] if node.letters_failed else found
+        return [*found, node.letters.problem] if node.letters.problem else found
 
     async def stop(self) -> None:
         if self.node.is_stopping:

@@ -19,6 +19,7 @@ from oncewire.broker.jetstream import names, ops, packed
 from oncewire.broker.jetstream.catalog import Catalog, Listed
 from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.keeping import Keeper
+from oncewire.broker.jetstream.letters import Letters
 from oncewire.broker.jetstream.link import Link
 from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request, Unsent
 from oncewire.broker.jetstream.readers import Fan, Guest
@@ -29,8 +30,6 @@ from oncewire.broker.local import Clock
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.view import show_partition
 from oncewire.contracts import topics
-from oncewire.contracts.broker import DEAD_PREFIX
-from oncewire.contracts.records import Buried
 from oncewire.errors import Conflict, NotFound, OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.options import State as ConnectionState
@@ -60,6 +59,7 @@ class Node:
     """See the module's head. What the engine asks goes through `at_owner`. `on_step` is told each step by its name, so
     that tests can stop a process there:
 
+        entry                                  a topic is in the list, its stream is not made yet
         lease  fence  replay  taken  open      a partition is taken: see takeover.py
         confirmed                              a commit is durable and nobody was told
         letter                                 a dead letter is stored, its message is not settled yet
@@ -72,18 +72,22 @@ class Node:
         self.clock = clock
         self.client = client
         self.outlet = Outlet(client.connection)
-        self.catalog = Catalog(client, replicas, limits.idempotency_ttl_ms, self._topic_gone)
+        self.catalog = Catalog(
+            client, replicas, limits.idempotency_ttl_ms, self._topic_gone, lambda name: self.on_step(name)
+        )
         self.session = Session(client, lease_ms, self._session_lost, self._session_begun, self._nodes_moved)
         self.link = Link(client, self._on_request, self._on_notice)
         self.taker = Taker(client, lambda name: self.on_step(name))
         self.keeper = Keeper(self)
         self.commit, self.gone_of = self.keeper.commit, self.keeper.gone_of
+        self.letters = Letters(self)
+        self.bury = self.letters.bury
         self.on_step: Callable[[str], None] = _no_step
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fans: dict[int, Fan] = {}
         self.is_stopping = False
-        self.letters_failed = ""
-        self._lease_s = lease_ms / 1000
+        self.route_s = lease_ms / 1000 + ROUTE_EXTRA_S
+        """For so long it is tried to reach an owner: another one may have to take the partition first."""
         self._readers = 0
         self._owners: dict[tuple[int, int], str] = {}
         self._guests: dict[tuple[str, int], Guest] = {}
@@ -191,7 +195,7 @@ class Node:
         self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done
     ) -> None:
         key = (topic.number, partition)
-        deadline = time.monotonic() + self._lease_s + ROUTE_EXTRA_S
+        deadline = time.monotonic() + self.route_s
         problem: OncewireError = Unavailable("nobody owns the partition yet", retry_after_s=0.5)
         while time.monotonic() < deadline and not self.is_stopping:
             if topic.number not in self.catalog.numbered:
@@ -419,37 +423,6 @@ class Node:
         self.spawn(whole())
 
     # ---- what cells ask
-
-    def bury(self, cell: Cell, record: Buried, done: Callable[[OncewireError | None], None]) -> None:
-        assert record.letter is not None
-        group = cell.state.groups[record.group].name
-        identity = names.letter_identity(cell.topic.number, group, record.partition, record.offset)
-        self.spawn(self._bury(cell, identity, record.letter.size, record.letter.body, done))
-
-    async def _bury(self, cell: Cell, identity: bytes, size: int, body: bytes, done: Done) -> None:
-        name = DEAD_PREFIX + cell.topic.name
-        try:
-            grave = await self.catalog.find(cell.topic.tenant, name)
-            if grave is None:
-                grave = await self.catalog.create(cell.topic.tenant, name, cell.topic.count, self.clock())
-            await self.catalog.remember_longer(grave, self.limits.dead_letter_age_ms)
-        except OncewireError as error:
-            self.letters_failed = f"dead letters of {cell.topic.name!r} cannot be stored: {error.message}"
-            done(error)
-            return
-        partition = cell.partition % grave.count
-        request = ops.Letter(grave.number, partition, identity, size, body)
-
-        def stored(answer: OncewireError | None) -> None:
-            failed = answer if isinstance(answer, OncewireError) else None
-            self.on_step("letter")
-            self.letters_failed = f"a dead letter cannot be stored: {failed.message}" if failed else ""
-            done(failed)
-
-        def local(at: Cell, told: Done) -> None:
-            at.store_letter(identity, size, body, told)
-
-        self.at_owner(grave, partition, lambda: request, local, stored)
 
     def doubt(self, cell: Cell) -> None:
         self.spawn(self._read_again(cell))
