@@ -14,8 +14,10 @@ import pytest
 import pytest_asyncio
 
 from oncewire.broker.client import BrokerClient
-from oncewire.cli import broker
+from oncewire.cli import broker, observe
 from oncewire.contracts.broker import BrokerEnvelope
+from oncewire.jetstream import losses
+from oncewire.jetstream.losses import Cause, Loss
 from oncewire.settings import resolve
 from oncewire.trust.keys import KeyFile
 from tests.support.browser import CHROMIUM, Browser, Tab, browser
@@ -65,9 +67,11 @@ async def busy(nats: NatsServer, folder: Path) -> AsyncIterator[Served]:
     """A console over streams, topics, letters, a run and a lake that all hold something."""
     make_lake(folder / "lake")
     flags = {"broker_listen": "127.0.0.1:0", "broker_engine": "jetstream", "nats_url": nats.url}
-    async with broker.serving(resolve(flags, {}, {}).settings) as (front, _):
-        url = f"http://127.0.0.1:{front.port}"
-        async with BrokerClient(url) as client, served(nats, folder, url) as console:
+    settings = resolve(flags, {}, {}).settings
+    async with broker.serving(settings) as (front, routes):
+        url, observer = f"http://127.0.0.1:{front.port}", observe.Observer(settings)
+        observer.watch(broker.watched(routes))
+        async with BrokerClient(url) as client, served(nats, folder, url, observer.histograms) as console:
             await client.create_topic("thumbnails", partitions=2)
             step = BrokerEnvelope(run_id="job-1", step_id="resize")
             await client.produce("thumbnails", "{}", envelope=step)
@@ -138,6 +142,7 @@ async def test_every_view_shows_what_is_there_in_both_schemes_and_in_a_narrow_wi
     assert light != dark
     await tabs[1].evaluate("document.getElementById('theme').click()")
     assert light == await tabs[1].evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    await tabs[1].evaluate("localStorage.removeItem('theme')")
 
 
 async def test_details_are_addresses_and_hostile_data_stays_text(console: Served, window: Window) -> None:
@@ -225,6 +230,35 @@ async def test_a_letter_is_edited_and_dropped_by_clicking(console: Served, windo
         "[...document.querySelectorAll('[data-job=done]')].some((one) => one.innerText.includes('dropped'))"
     )
     assert 0 == (await console.client.api("STREAM.INFO.DLQ"))["state"]["messages"]
+
+
+async def test_a_loss_is_acknowledged_by_clicking_and_only_after_a_question(console: Served, window: Window) -> None:
+    await losses.record(
+        console.client, Loss("DLQ", "", "audit_reader", Cause.TRIMMED, 3, 14, found_ms=1_794_800_000_000)
+    )
+    tabs = [
+        await window.tab(console.url, width=1280, height=1_600),
+        await window.tab(console.url, width=390, height=2_900, is_dark=True),
+    ]
+    button = "document.querySelector('[data-act=acknowledge]')"
+    for tab, name in zip(tabs, ("light", "narrow-dark"), strict=True):
+        await tab.until(f"{IS_LIVE} && {button} && {TEXT}.includes('produce to its answer')")
+        assert await tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        await shot(tab, f"losses-{name}")
+    tab = tabs[0]
+    await tab.evaluate(f"{button}.focus(), {button}.click()")
+    await tab.until("document.querySelector('#dialog[open]')?.innerText.includes('12 messages, 3 to 14')")
+    await shot(tab, "losses-question")
+    await tab.evaluate("document.querySelector('#dialog .cancel').click()")
+    await tab.until(f"document.activeElement === {button}")
+    assert not (await losses.losses(console.client, "DLQ"))[0].is_acknowledged
+    await tab.evaluate(f"{button}.click()")
+    await tab.until("document.getElementById('confirm')")
+    await tab.evaluate("document.getElementById('confirm').click()")
+    for each in tabs:
+        await each.until(f"!{button} && {TEXT}.includes('acknowledged')")
+    assert (await losses.losses(console.client, "DLQ"))[0].is_acknowledged
+    assert [[], []] == [each.problems for each in tabs]
 
 
 async def test_what_does_not_answer_is_said_and_its_figures_are_greyed(window: Window, tmp_path: Path) -> None:

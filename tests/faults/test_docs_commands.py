@@ -6,6 +6,7 @@ Commands end with the code that their page says; services serve, and stop when t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -17,6 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from oncewire import connect
+from oncewire.jetstream import losses
+from oncewire.jetstream.losses import Cause, Loss
 from tests.support.up import ANY_PORTS, Up, clean_environ, made, oncewire, until
 
 pytestmark = pytest.mark.faults
@@ -62,9 +66,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Up]]
         )
         assert declared is not None
         (folder / "orders.toml").write_text(declared[1])
+        asyncio.run(lose(up))
         done = oncewire_long("pipeline run --once", folder)
         assert 0 == done.returncode, done.stderr
         yield folder, up
+
+
+async def lose(up: Up) -> None:
+    """A loss as a reader records it, for a person to look at."""
+    async with connect(up.url("nats")) as client:
+        await losses.record(client, Loss("MESHFORGE_EVENTS", "", "reader", Cause.TRIMMED, 1, 2, found_ms=1))
 
 
 def oncewire_long(words: str, folder: Path) -> subprocess.CompletedProcess[str]:

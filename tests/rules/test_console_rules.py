@@ -12,6 +12,8 @@ import oncewire
 from oncewire.console import rules
 from oncewire.console.payloads import EDIT_BYTES_MAX, HEX_BYTES_MAX, SHOWN_BYTES_MAX, hex_lines, shown_payload
 from oncewire.console.rules import Look
+from oncewire.metrics.histogram import SECONDS
+from oncewire.metrics.table import TABLE, Kind
 from oncewire.topology import Topology
 from oncewire.topology.model import Consumer, Stream
 from oncewire.topology.rules import Found, FoundConsumer, FoundStream, plan
@@ -51,6 +53,24 @@ def test_the_first_look_has_no_rates() -> None:
 def test_a_stream_that_went_back_has_no_negative_rate() -> None:
     (row,) = rows(look(12.0, 10, 5), look(10.0, 100, 20))
     assert (0.0, 0.0) == (row.rate, row.consumers[0].rate)
+
+
+def test_a_quantile_lies_between_the_bounds_of_its_bucket() -> None:
+    counts = [0] * (len(SECONDS) + 1)
+    assert rules.quantile_ms(counts, 95) is None
+    counts[0], counts[3] = 90, 10  # up to 1 ms, and from 5 to 10 ms
+    assert [0.56, 7.5, 9.5] == [rules.quantile_ms(counts, one) for one in (50, 95, 99)]
+    counts[-1] = 900  # beyond the last bound nothing is known
+    assert SECONDS[-1] * 1000 == rules.quantile_ms(counts, 95)
+
+
+def test_latency_is_what_was_counted_between_two_looks() -> None:
+    name = "oncewire_relay_stored_seconds"
+    before, now = ({name: [count] + [0] * len(SECONDS), "oncewire_of_others": [1]} for count in (5, 9))
+    (told,) = rules.latencies(before, now)
+    assert ("outbox row to stream", 4) == (told.name, told.count)
+    assert [9, 0] == [rules.latencies(*looks)[0].count for looks in (({}, now), (now, now))]
+    assert {name for name in rules.LATENCIES if TABLE[name].kind is Kind.HISTOGRAM} == rules.LATENCIES.keys()
 
 
 def test_what_is_missing_is_a_row_that_says_so() -> None:

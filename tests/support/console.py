@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from deltalake import write_deltalake
 
 from oncewire import topology
 from oncewire.cli import console
-from oncewire.console.watch import Watch
+from oncewire.console.watch import Figures, Watch
 from oncewire.dlq.replay import inject
 from oncewire.jetstream import Client, options_from
 from oncewire.pipeline.auditing.run import keep_verdict
@@ -112,11 +112,13 @@ def settings_for(server: NatsServer, folder: Path, **more: str) -> Settings:
 
 
 @contextlib.asynccontextmanager
-async def served(server: NatsServer, folder: Path, broker_url: str = "", **more: str) -> AsyncIterator[Served]:
+async def served(
+    server: NatsServer, folder: Path, broker_url: str = "", figures: Callable[[], Figures] = dict, **more: str
+) -> AsyncIterator[Served]:
     settings = settings_for(server, folder, **more)
     async with Client(options_from(settings, name="console")) as client:
         await topology.ensure(client, topology=topology.load(settings=settings))
-        async with console.serving(client, settings, broker_url) as (watch, url):
+        async with console.serving(client, settings, broker_url, figures) as (watch, url):
             yield Served(client, watch, url)
 
 

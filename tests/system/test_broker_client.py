@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,8 +12,10 @@ import pytest
 
 import oncewire
 from oncewire.broker.client import BrokerClient, Message, SyncBrokerClient, Worker
+from oncewire.cli.broker import serving
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
 from oncewire.errors import (
+    AuthenticationFailed,
     Conflict,
     InvalidSetting,
     NotConnected,
@@ -21,8 +25,10 @@ from oncewire.errors import (
     Refused,
     TimedOut,
 )
+from oncewire.settings import resolve
 from tests.support.fakes import Proxy
 from tests.support.scenarios import local_broker
+from tests.support.tls import Authority
 from tests.support.wait import until, within
 from tests.system.test_examples import run_example
 
@@ -119,8 +125,33 @@ async def test_no_broker_is_not_connected() -> None:
             await client.produce("t", "x")
     with SyncBrokerClient("http://127.0.0.1:1", timeout_s=0.2) as sync, pytest.raises(NotConnected):
         sync.topics()
-    with pytest.raises(InvalidSetting, match="is not http://host:port"):
+    with pytest.raises(InvalidSetting, match="is not an address"):
         BrokerClient("localhost:8080")
+
+
+async def test_both_clients_speak_tls_to_who_is_trusted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("broker")
+    flags = {"broker_listen": "127.0.0.1:0", "broker_wal": str(tmp_path / "wal")}
+    flags |= {"http_tls_cert": str(cert), "http_tls_key": str(key)}
+    async with serving(resolve(flags, {}, {}).settings) as (front, _):
+        url = f"https://127.0.0.1:{front.port}"
+        trust = functools.partial(ssl.create_default_context, cafile=str(authority.path))
+
+        def use_both_ways() -> None:
+            with SyncBrokerClient(url, tls=trust) as sync:
+                assert ["t"] == sync.topics() == sync.topics()
+            with SyncBrokerClient(url) as stranger, pytest.raises(AuthenticationFailed, match="not trusted"):
+                stranger.topics()
+
+        async with BrokerClient(url, tls=trust) as client:
+            await client.create_topic("t")
+            await client.produce("t", "x" * 500_000)
+            assert [500_000] == [len(one.value) for one in await client.take("t", "g", wait_s=10)]
+        async with BrokerClient(url) as stranger:
+            with pytest.raises(AuthenticationFailed, match="not trusted"):
+                await stranger.topics()
+        await asyncio.to_thread(use_both_ways)
 
 
 async def test_a_produce_without_a_key_is_never_sent_twice(client: BrokerClient, port: int) -> None:

@@ -7,22 +7,28 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from oncewire.broker.client import BrokerClient
-from oncewire.cli import broker
+from oncewire.cli import broker, observe
+from oncewire.cli import console as cli_console
 from oncewire.contracts import letters as names
+from oncewire.errors import AuthenticationFailed
+from oncewire.jetstream import losses
+from oncewire.jetstream.losses import Cause, Loss
 from oncewire.settings import resolve
 from oncewire.trust.keys import KeyFile
 from tests.support.console import SUBJECT, Events, Served, kill_off, make_lake, served
 from tests.support.nats import NatsServer
+from tests.support.tls import Authority
 from tests.support.wait import until
 
 VIEWS = ["/", "/streams", "/streams/DLQ", "/topics", "/topics/a%2Fb", "/letters", "/letters/1", "/runs", "/pipeline"]
 READING = ["/api/live", "/api/streams/DLQ", "/api/topics/t", "/api/letters", "/api/letters/1", "/api/runs"]
 READING += ["/api/runs/r", "/report"]
-ACTING = ["/api/letters/replay", "/api/letters/drop"]
+ACTING = ["/api/letters/replay", "/api/letters/drop", "/api/losses/acknowledge"]
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -139,6 +145,84 @@ async def test_a_broker_that_is_away_is_said_with_what_to_do(shared_server: Nats
         tick = await events.until("tick", lambda tick: tick["backends"]["broker"]["state"] == "broken")
         assert "oncewire broker run" in tick["backends"]["broker"]["hint"]
         await events.until("tick", lambda tick: tick["backends"]["nats"]["state"] == "ok")
+
+
+async def test_a_broker_behind_tls_is_looked_at_where_its_certificate_is_trusted(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    cert, key = authority.issue("broker")
+    flags = {"broker_listen": "127.0.0.1:0", "broker_engine": "jetstream", "nats_url": shared_server.url}
+    flags |= {"http_tls_cert": str(cert), "http_tls_key": str(key)}
+    async with broker.serving(resolve(flags, {}, {}).settings) as (front, _):
+        named = {"console_broker_url": f"https://127.0.0.1:{front.port}"}
+        url = named["console_broker_url"]
+        trusted = named | {"console_broker_ca": str(authority.path)}
+        async with served(shared_server, tmp_path, url, **trusted) as console, console.watching() as events:
+            assert url == (await events.next("topics"))["url"]
+        async with served(shared_server, tmp_path, url, **named) as console, console.watching() as events:
+            tick = await events.until("tick", lambda tick: tick["backends"]["broker"]["state"] == "broken")
+            assert "certificate" in tick["backends"]["broker"]["text"]
+            assert "console.broker_ca" in tick["backends"]["broker"]["hint"]
+
+
+async def test_how_long_things_took_comes_from_what_the_parts_have_counted(
+    shared_server: NatsServer, tmp_path: Path
+) -> None:
+    flags = {"broker_listen": "127.0.0.1:0", "broker_engine": "jetstream", "nats_url": shared_server.url}
+    settings = resolve(flags, {}, {}).settings
+    async with broker.serving(settings) as (front, routes):
+        url, observer = f"http://127.0.0.1:{front.port}", observe.Observer(settings)
+        observer.watch(broker.watched(routes))
+        async with BrokerClient(url) as client, served(shared_server, tmp_path, url, observer.histograms) as console:
+            await client.create_topic("timed")
+            await client.produce("timed", "before anybody looked")
+            async with console.watching() as events:
+                (quiet,) = await events.next("latency")
+                assert ("produce to its answer", 0, None) == (quiet["name"], quiet["count"], quiet["p95_ms"])
+                await client.produce("timed", "x")
+                await client.produce("timed", "y")
+                (told,) = await events.until("latency", lambda told: told[0]["count"] == 2)
+                assert 0 < told["p50_ms"] <= told["p95_ms"] <= told["p99_ms"]
+                point = await events.until("point", lambda point: point["latency_ms"])
+                assert told["p95_ms"] == point["latency_ms"]
+
+
+async def test_the_broker_of_the_same_settings_is_known_by_its_certificate(tmp_path: Path) -> None:
+    """Whatever name stands in it; and no other certificate of the same authority is taken for it."""
+    authority = Authority(tmp_path)
+    (cert, key), other = authority.issue("mine", "10.0.0.1"), authority.issue("other")
+    known = resolve({"http_tls_cert": str(cert), "http_tls_key": str(key)}, {}, {}).settings
+    for shown in ((cert, key), other):
+        flags = {"broker_listen": "127.0.0.1:0", "http_tls_cert": str(shown[0]), "http_tls_key": str(shown[1])}
+        async with broker.serving(resolve(flags, {}, {}).settings) as (front, _):
+            url = f"https://127.0.0.1:{front.port}"
+            async with BrokerClient(url, tls=lambda: cli_console.trust_of(known)) as client:
+                if shown == (cert, key):
+                    assert [] == await client.topics()
+                else:
+                    with pytest.raises(AuthenticationFailed, match="not trusted"):
+                        await client.topics()
+
+
+async def test_a_loss_is_acknowledged_as_it_was_seen(console: Served) -> None:
+    """What is found after somebody looked stays open, and every page sees what was decided."""
+    first = Loss("SEEN", "2026-11-01T00:00:00Z", "reader", Cause.TRIMMED, 1, 4, found_ms=1_000)
+    await losses.record(console.client, first)
+
+    def states(told: dict[str, Any]) -> list[bool]:
+        return [one["is_open"] for one in told["losses"] if one["stream"] == "SEEN"]
+
+    async with console.watching() as events:
+        await events.until("overview", lambda told: states(told) == [True])
+        await losses.record(console.client, msgspec.structs.replace(first, first=9, last=9, found_ms=2_000))
+        seen = {"stream": "SEEN", "until_ms": 1_000}
+        assert {"stream": "SEEN", "acknowledged": 1} == await console.post("/api/losses/acknowledge", seen)
+        told = await events.until("overview", lambda told: states(told) == [True, False])
+        assert ["SEEN lost messages"] == [one["title"] for one in told["notices"] if "SEEN" in one["title"]]
+        await console.post("/api/losses/acknowledge", seen, 404)
+        await console.post("/api/losses/acknowledge", seen | {"until_ms": 2_000})
+        await events.until("overview", lambda told: states(told) == [False, False])
 
 
 async def test_runs_are_found_in_the_newest_messages(console: Served) -> None:
@@ -292,10 +376,12 @@ async def test_with_credentials_every_route_asks_for_its_right(shared_server: Na
             assert 401 == (await console.ask("GET", path)).status, path
             assert 403 == (await console.ask("GET", path, headers={"X-Api-Key": stranger})).status, path
         for path in ACTING:
-            wanted = {"cause": "nothing", "is_dry_run": True}
+            is_loss = "losses" in path
+            wanted = {"stream": "NONE", "until_ms": 1} if is_loss else {"cause": "nothing", "is_dry_run": True}
             assert 401 == (await console.ask("POST", path, wanted)).status, path
             assert 403 == (await console.ask("POST", path, wanted, {"X-Api-Key": reader})).status, path
-            assert 200 == (await console.ask("POST", path, wanted, {"X-Api-Key": replayer})).status, path
+            allowed = await console.ask("POST", path, wanted, {"X-Api-Key": replayer})
+            assert (404 if is_loss else 200) == allowed.status, "nothing is lost, so there is nothing to acknowledge"
         for path in VIEWS:
             assert 200 == (await console.ask("GET", path)).status, "the page itself holds nothing"
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
-    from oncewire.console.watch import Watch
+    from oncewire.console.watch import Figures, Watch
 
 SETTINGS = (
     "data",
@@ -51,7 +52,7 @@ def console() -> None:
 
 @console.command()
 @click.option("--listen", "console_listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1:8088].")
-@face.setting_options(*SETTINGS, "console_broker_url", "console_broker_key", "console_tenant")
+@face.setting_options(*SETTINGS, "console_broker_url", "console_broker_key", "console_broker_ca", "console_tenant")
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM. `oncewire up` serves one already.
@@ -86,7 +87,9 @@ async def _run(settings: Settings, broker_url: str, board: Board) -> None:
 
 
 @contextlib.asynccontextmanager
-async def serving(client: Client, settings: Settings, broker_url: str) -> AsyncIterator[tuple[Watch, str]]:
+async def serving(
+    client: Client, settings: Settings, broker_url: str, figures: Callable[[], Figures] = dict
+) -> AsyncIterator[tuple[Watch, str]]:
     """A console by the settings, and its address. `client` may do what the command line's user may."""
     host, port = address_of(settings)
     async with trust.open_gate(settings) as gate:
@@ -99,12 +102,14 @@ async def serving(client: Client, settings: Settings, broker_url: str) -> AsyncI
             return http.Server(routes, http.limits_of(settings), sessions, certificate, vouches)
 
         stop_s = settings.http_stop_ms_max / 1000
-        async with serving_at(_sources(client, settings, broker_url), host, port, front, sessions, stop_s) as made:
-            server, watch = made
+        async with serving_at(_sources(client, settings, broker_url, figures), host, port, front, sessions, stop_s) as (
+            server,
+            watch,
+        ):
             yield watch, edge.url_of(settings, host, server.port)
 
 
-def _sources(client: Client, settings: Settings, broker_url: str) -> Sources:
+def _sources(client: Client, settings: Settings, broker_url: str, figures: Callable[[], Figures]) -> Sources:
     def standing() -> dict[str, Any]:
         from oncewire.cli.pipeline import lake_of, require_lake, standing_of  # Arrow is loaded where there is a lake
 
@@ -117,9 +122,17 @@ def _sources(client: Client, settings: Settings, broker_url: str) -> Sources:
         settings.nats_monitor_url,
         Path(settings.lake).expanduser() if settings.lake else settings.data / "lake",
         standing,
-        broker_url if broker_url.startswith("http://") else "",
+        broker_url,
         settings.console_broker_key,
+        lambda: trust_of(settings),
+        figures,
     )
+
+
+def trust_of(settings: Settings) -> ssl.SSLContext:
+    """Whom to take for the broker. That of the same settings has their certificate, whatever name stands in it."""
+    is_own = not settings.console_broker_url and not settings.console_broker_ca and bool(settings.http_tls_cert)
+    return http.trusting(settings.http_tls_cert if is_own else settings.console_broker_ca, is_exact=is_own)
 
 
 def broker_of(settings: Settings) -> str:
@@ -127,7 +140,8 @@ def broker_of(settings: Settings) -> str:
     folder = DataFolder.at(settings.data)
     running = folder.read() if folder.holder() is not None else None
     served = running.services.get("broker", "") if running else ""
-    return settings.console_broker_url or served or f"http://{settings.broker_listen}"
+    scheme = "https" if settings.http_tls_cert else "http"
+    return settings.console_broker_url or served or f"{scheme}://{settings.broker_listen}"
 
 
 def address_of(settings: Settings) -> tuple[str, int]:

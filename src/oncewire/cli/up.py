@@ -114,7 +114,7 @@ async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.Tr
         shown("gateway", _gateway(for_gateway, for_chat, chosen, observer)),
         shown("broker", _broker(as_user(chosen, nats, "broker"), observer)) as served,
         connected(OPERATOR) as for_console,
-        shown("console", _console(for_console, chosen, served["url"])),
+        shown("console", _console(for_console, chosen, served["url"], observer)),
         lakeside.pipeline(chosen, nats, board, observer) if has_pipeline else contextlib.nullcontext(),
         connected(OPERATOR) as observer.client,
         shown("metrics", _observed(observer)),
@@ -200,9 +200,12 @@ async def _broker(chosen: Settings, observer: observe.Observer) -> AsyncIterator
 
 
 @contextlib.asynccontextmanager
-async def _console(client: Client, chosen: Settings, broker_url: str) -> AsyncIterator[dict[str, str]]:
+async def _console(
+    client: Client, chosen: Settings, broker_url: str, observer: observe.Observer
+) -> AsyncIterator[dict[str, str]]:
     """The web console. It does what people decide, so it connects as the operator does."""
-    async with console.serving(client, chosen, chosen.console_broker_url or broker_url) as (_, url):
+    broker_url = chosen.console_broker_url or broker_url
+    async with console.serving(client, chosen, broker_url, observer.histograms) as (_, url):
         yield {"text": f"watch all of this: {url}", "url": url}
 
 

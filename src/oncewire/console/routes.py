@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final
+from typing import Annotated, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -48,6 +48,16 @@ class _Login(msgspec.Struct, forbid_unknown_fields=True):
     key: str
 
 
+class _Seen(msgspec.Struct, forbid_unknown_fields=True):
+    """Losses of a stream that somebody has looked at, the newest of them found then."""
+
+    stream: Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+    until_ms: int
+
+
+_seen = msgspec.json.Decoder(_Seen)
+
+
 class ConsoleRoutes:
     """The handlers of one console. Without sessions it knows no users: then it listens on this machine only."""
 
@@ -78,6 +88,7 @@ class ConsoleRoutes:
             ("GET", "/api/letters/{id}", "read", self.letter),
             ("POST", "/api/letters/replay", "replay", self.replay),
             ("POST", "/api/letters/drop", "replay", self.drop),
+            ("POST", "/api/losses/acknowledge", "replay", self.acknowledge),
             ("GET", "/api/runs", "read", self.runs),
             ("GET", "/api/runs/{id}", "read", self.run),
             ("GET", "/report", "read", self.report),
@@ -206,6 +217,10 @@ class ConsoleRoutes:
     def drop(self, request: Request) -> None:
         wanted = _letters_meant(request)
         _answer(request, self._watch.jobs.drop(wanted, request.principal.name, _what(wanted)))
+
+    def acknowledge(self, request: Request) -> None:
+        seen: _Seen = _read(request, _seen)
+        self._later(request, self._watch.acknowledge(seen.stream, seen.until_ms))
 
     # ---- answers that take a while
 

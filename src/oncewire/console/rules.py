@@ -14,6 +14,7 @@ from msgspec import Struct
 from oncewire.contracts.subjects import READER_PREFIX
 from oncewire.contracts.topics import RECORDS, SNAPSHOTS, STREAM_PREFIXES
 from oncewire.dlq.rules import DLQ
+from oncewire.metrics.histogram import SECONDS
 from oncewire.topology.model import Stream, Topology
 from oncewire.topology.rules import Found, FoundConsumer, FoundStream, Plan, Step, show
 
@@ -223,6 +224,52 @@ def totals(streams: Sequence[StreamRow], topics: Sequence[Mapping[str, Any]], le
         letters=letters,
         answer_ms=round(ms, 2),
     )
+
+
+# ---- latency
+
+LATENCIES: Final = {
+    "oncewire_relay_stored_seconds": "outbox row to stream",
+    "oncewire_broker_produce_seconds": "produce to its answer",
+    "oncewire_gateway_delivery_seconds": "stream to browsers",
+}
+"""Histograms of parts that `up` runs, and what each is from and to."""
+
+
+class Latency(Struct, frozen=True, kw_only=True):
+    """How long a part of the way took over the last while. Upper bounds of a histogram, so never too small."""
+
+    name: str
+    count: int
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+
+
+def latencies(before: Mapping[str, Sequence[int]], now: Mapping[str, Sequence[int]]) -> list[Latency]:
+    """What was counted between two looks. A way that nobody took is there, without figures."""
+    found = []
+    for name, text in LATENCIES.items():
+        if name in now:
+            passed = [one - other for one, other in zip(now[name], before.get(name, [0] * len(now[name])), strict=True)]
+            told = {f"p{q}_ms": quantile_ms(passed, q) for q in (50, 95, 99)}
+            found.append(Latency(name=text, count=sum(passed), **told))
+    return found
+
+
+def quantile_ms(counts: Sequence[int], percent: int) -> float | None:
+    """Between the bounds of its bucket, as Prometheus takes it; the last bucket has no end, and counts as its begin."""
+    total = sum(counts)
+    if total <= 0:
+        return None
+    wanted, below = total * percent / 100, 0
+    for at, count in enumerate(counts):
+        if count and below + count >= wanted:
+            low = SECONDS[at - 1] if at else 0.0
+            high = SECONDS[at] if at < len(SECONDS) else low
+            return round((low + (high - low) * (wanted - below) / count) * 1000, 2)
+        below += count
+    return None
 
 
 # ---- what needs a person

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from oncewire.console.routes import ConsoleRoutes
 from oncewire.console.sessions import Sessions
 from oncewire.console.streams import Surveyor
 from oncewire.console.topics import Topics
-from oncewire.console.watch import Watch
+from oncewire.console.watch import Figures, Watch
 from oncewire.jetstream import Client
 from oncewire.topology import Topology
 
@@ -36,6 +37,9 @@ class Sources:
     standing: Standing
     broker_url: str = ""
     broker_key: str = ""
+    broker_trust: Callable[[], ssl.SSLContext] | None = None
+    figures: Callable[[], Figures] = dict
+    """Histograms of the parts in this process."""
 
 
 @contextlib.asynccontextmanager
@@ -46,11 +50,13 @@ async def serving(
     async with contextlib.AsyncExitStack() as stack:
         topics = None
         if sources.broker_url:
-            made = BrokerClient(sources.broker_url, timeout_s=BROKER_S_MAX, token=sources.broker_key)
+            made = BrokerClient(
+                sources.broker_url, timeout_s=BROKER_S_MAX, token=sources.broker_key, tls=sources.broker_trust
+            )
             topics = Topics(await stack.enter_async_context(made), sources.broker_url)
         surveyor = Surveyor(sources.client, sources.declared, sources.monitor_urls)
         lake = LakeSide(sources.lake, sources.standing)
-        watch = Watch(sources.client, surveyor, Letters(sources.client), topics, lake)
+        watch = Watch(sources.client, surveyor, Letters(sources.client), topics, lake, sources.figures)
         await stack.enter_async_context(watch.running())
         server = front(ConsoleRoutes(sources.client, watch, sessions).routes())
         await server.start(host, port)

@@ -83,10 +83,15 @@ class Surveyor:
         except NotFound:  # a server without our buckets yet
             return []
         return [
-            {"stream": one.stream, "reader": one.reader, "sentence": rules.shown(one.sentence),
-             "found_ms": one.found_ms, "is_open": not one.is_acknowledged}
+            {"id": rules.shown(one.key), "stream": one.stream, "reader": one.reader,
+             "sentence": rules.shown(one.sentence), "found_ms": one.found_ms, "is_open": not one.is_acknowledged}
             for one in found[::-1][:LOSSES_MAX]
         ]  # fmt: skip
+
+    async def acknowledge(self, stream: str, until_ms: int) -> int:
+        """A person has looked at the losses of a stream that were found until then; how many were open."""
+        now_ms = time.time_ns() // 1_000_000
+        return len(await losses.acknowledge(self.client, stream, now_ms, found_until_ms=until_ms))
 
     # ---- one stream
 

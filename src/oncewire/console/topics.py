@@ -10,7 +10,7 @@ import msgspec
 from oncewire.broker.client import BrokerClient
 from oncewire.broker.engine import TopicShown
 from oncewire.console import rules
-from oncewire.errors import AuthenticationFailed, NotFound, OncewireError, PermissionDenied
+from oncewire.errors import AuthenticationFailed, InvalidSetting, NotFound, OncewireError, PermissionDenied
 
 TOPICS_MAX: Final = 100
 """Looked into again and again; of what goes beyond only the names are shown, and one at a time is looked into."""
@@ -61,6 +61,10 @@ def _row(topic: TopicShown) -> dict[str, Any]:
 
 def cause(error: OncewireError) -> tuple[str, str]:
     """What is wrong with the broker, and what to do."""
+    if isinstance(error, AuthenticationFailed) and "certificate" in error.message:
+        return error.message, "Name who signs it: console.broker_ca (ONCEWIRE_CONSOLE_BROKER_CA)."
+    if isinstance(error, InvalidSetting):
+        return error.message, error.hint
     if isinstance(error, AuthenticationFailed | PermissionDenied):
         return error.message, "Give the console a key that may read: console.broker_key (ONCEWIRE_CONSOLE_BROKER_KEY)."
     return error.message, "Start it with `oncewire broker run`, or set console.broker_url."

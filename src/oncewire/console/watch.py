@@ -4,7 +4,7 @@ or away holds nothing else up. What is shown goes out in sections, each as one e
     tick        every second: the time, and which sources answer
     history     once, at the begin: the points so far
     point       the newest point of the plots
-    overview, streams, topics, letters, pipeline, jobs
+    overview, latency, streams, topics, letters, pipeline, jobs
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from oncewire.monitor import Durability, Promise
 WATCHERS_MAX: Final = 200
 POINTS_MAX: Final = 180
 """Three minutes of plots."""
+LATENCY_S: Final = 2.0
+LATENCY_LOOKS: Final = 31
+"""A minute of them."""
 TICK_S: Final = 1.0
 TOPICS_S: Final = 2.0
 SLOW_S: Final = 5.0
@@ -42,6 +45,9 @@ PATIENCE_S: Final = 6.0
 LAKE_PATIENCE_S: Final = 60.0
 """Its first look loads Arrow, and a large lake has many files."""
 NATS_HINT: Final = "Start the server, or `oncewire up`; this page goes on by itself when it is back."
+
+Figures = dict[str, list[int]]
+"""The counts of histograms by their names in the table of metrics, over all their labels."""
 
 _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger("oncewire.console")
@@ -74,6 +80,7 @@ class Watch:
         letters: Letters,
         topics: Topics | None,
         lake: LakeSide,
+        figures: Callable[[], Figures] = dict,
     ) -> None:
         self._client = client
         self.surveyor = surveyor
@@ -88,6 +95,9 @@ class Watch:
         self._points: deque[dict[str, Any]] = deque(maxlen=POINTS_MAX)
         self._durability = Durability(Promise.UNKNOWN, "not looked at yet")
         self._losses: list[dict[str, Any]] = []
+        self._figures = figures
+        self._latencies: list[rules.Latency] = []
+        self._counted: deque[dict[str, list[int]]] = deque(maxlen=LATENCY_LOOKS)
         self._letters_shown = -1
         self._someone = asyncio.Event()
         self.backends = {"nats": Backend(), "broker": Backend(), "lake": Backend()}
@@ -97,7 +107,7 @@ class Watch:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         loops = [self._loop(self._tick, TICK_S), self._loop(self._look, TICK_S), self._loop(self._look_slowly, SLOW_S)]
-        loops += [self._loop(self._look_at_lake, SLOW_S)]
+        loops += [self._loop(self._look_at_lake, SLOW_S), self._loop(self._look_at_latency, LATENCY_S)]
         loops += [self._loop(self._look_at_topics, TOPICS_S)] if self.topics else []
         tasks = [asyncio.create_task(one) for one in loops]
         try:
@@ -139,6 +149,7 @@ class Watch:
         if not self._watchers:
             self._someone.clear()
             self._points.clear()
+            self._counted.clear()
             self._sections.clear()  # whoever comes next sees nothing old
             self.surveyor.forget()
 
@@ -219,13 +230,20 @@ class Watch:
     def _add_point(self) -> None:
         figures = msgspec.to_builtins(self._totals())
         busy = {one.name: one.rate for one in self.surveyor.rows if one.rate}
-        point = {"at_ms": _now_ms(), **figures, "streams": busy}
+        slowest = max((one.p95_ms or 0.0 for one in self._latencies), default=0.0)
+        point = {"at_ms": _now_ms(), **figures, "latency_ms": slowest, "streams": busy}
         self._points.append(point)
         self._send(_frame("point", point))
 
     def _totals(self) -> rules.Totals:
         topics = self.topics.rows if self.topics else []
         return rules.totals(self.surveyor.rows, topics, self.letters.total, self.surveyor.answer_ms)
+
+    async def _look_at_latency(self) -> None:
+        """What the parts in this process have counted over the last minute."""
+        self._counted.append({name: counts for name, counts in self._figures().items() if name in rules.LATENCIES})
+        self._latencies = rules.latencies(self._counted[0], self._counted[-1])
+        self._put("latency", self._latencies)
 
     def _put_overview(self) -> None:
         server = self._client.server
@@ -259,6 +277,14 @@ class Watch:
             self._put("pipeline", self.lake.told)
 
     # ---- what needs a person
+
+    async def acknowledge(self, stream: str, until_ms: int) -> dict[str, Any]:
+        """Losses that somebody has looked at: their readers go on, and every page shows it at once."""
+        count = await self.surveyor.acknowledge(stream, until_ms)
+        self._losses = await self.surveyor.losses()
+        if self._someone.is_set():
+            self._put_overview()
+        return {"stream": rules.shown(stream), "acknowledged": count}
 
     def _notices(self) -> list[Notice]:
         found = list(self.surveyor.notices)

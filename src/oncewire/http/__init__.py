@@ -7,7 +7,7 @@ from oncewire.http.request import JSON, NDJSON, Request, Stream
 from oncewire.http.routes import OPEN, Handler, Routes
 from oncewire.http.server import Server
 from oncewire.http.takeover import Heir
-from oncewire.http.tls import Certificate, certificate_of
+from oncewire.http.tls import Certificate, certificate_of, trusting
 
 __all__ = [
     "ANYONE",
@@ -29,4 +29,5 @@ __all__ = [
     "Stream",
     "certificate_of",
     "limits_of",
+    "trusting",
 ]

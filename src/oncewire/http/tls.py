@@ -77,6 +77,19 @@ def _no_password() -> bytes:
     return b""
 
 
+def trusting(ca: str, *, is_exact: bool = False) -> ssl.SSLContext:
+    """For a client that trusts who is named in a PEM file, or whom the system trusts without one. `is_exact`: the file
+    holds the server's own certificate, and whoever shows it may be reached under any name."""
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidSetting(f"{ca} cannot be used: {error}", hint="It must be a PEM file of certificates.") from None
+    if is_exact:
+        context.check_hostname = False
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
 def certificate_of(cert: str, key: str) -> Certificate | None:
     """The listener's certificate; None when it speaks plain HTTP."""
     if key and not cert:

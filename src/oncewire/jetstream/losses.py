@@ -89,9 +89,14 @@ async def losses(client: Client, stream: str = "") -> list[Loss]:
     return sorted((msgspec.json.decode(one.value, type=Loss) for one in found), key=lambda one: one.found_ms)
 
 
-async def acknowledge(client: Client, stream: str, now_ms: int) -> list[Loss]:
-    """A person has looked at all losses of a stream that are open: their readers may go on. Returns those that were."""
-    open_ = [one for one in await losses(client, stream) if not one.is_acknowledged]
+async def acknowledge(client: Client, stream: str, now_ms: int, *, found_until_ms: int | None = None) -> list[Loss]:
+    """A person has looked at all losses of a stream that are open: their readers may go on. Returns those that were.
+
+    `found_until_ms` is for who looked at a list: what was found, or has grown, after its newest is not meant.
+    """
+    found = await losses(client, stream)
+    seen = [one for one in found if found_until_ms is None or one.found_ms <= found_until_ms]
+    open_ = [one for one in seen if not one.is_acknowledged]
     if not open_:
         raise NotFound(f"no open loss of stream {stream} is recorded", hint="Start its reader: it says what is wrong.")
     went_back = any(one.cause is Cause.WENT_BACK for one in open_)

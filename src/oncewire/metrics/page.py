@@ -76,6 +76,15 @@ class Page:
         assert metric.kind is Kind.HISTOGRAM, name
         self._series.setdefault(name, {})[_key(metric, labels)] = found
 
+    def counts(self) -> dict[str, list[int]]:
+        """Of each histogram, over all its labels."""
+        found: dict[str, list[int]] = {}
+        for name, series in self._series.items():
+            each = [one.counts for one in series.values() if isinstance(one, Histogram)]
+            if each:
+                found[name] = [sum(counts) for counts in zip(*each, strict=True)]
+        return found
+
     def text(self) -> str:
         return "".join(
             f"{line}\n" for name, series in sorted(self._series.items()) for line in _lines(TABLE[name], series)

@@ -404,6 +404,7 @@ class Settings:
     console_listen: str = text("127.0.0.1:8088", "console.listen", "Address of the web console.", check=is_address)
     console_broker_url: str = text("", "console.broker_url", "Broker that the console shows.", check=is_http_url)
     console_broker_key: str = text("", "console.broker_key", "API key for that broker, which may read.", secret=True)
+    console_broker_ca: str = text("", "console.broker_ca", "PEM file of who signs that broker's certificate.")
     console_tenant: str = text("", "console.tenant", "Whose keys open the console, which shows all tenants' things.")
 
     def __post_init__(self) -> None:

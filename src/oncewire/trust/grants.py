@@ -24,7 +24,7 @@ ACTIONS: Final = {
     "group": "as group:NAME only: consume for these groups and no others",
     "join": "hear a conversation: rooms, history, tokens",
     "speak": "show presence in a conversation, and stop a running answer",
-    "replay": "bring dead letters back, or drop them",
+    "replay": "bring dead letters back, or drop them; acknowledge losses",
     "metrics": "read metrics: the server's, and of topics its tenant's; metrics:every-tenant for everybody's",
     "admin": "make and delete topics, change what is declared",
 }

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -23,6 +25,7 @@ from oncewire.contracts.codec import ENCODE
 from oncewire.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 
 T = TypeVar("T")
+Trust = Callable[[], ssl.SSLContext]
 CONNECTIONS_MAX = 16
 ANSWER_BYTES_MAX = 64 << 20
 RETRY_FIRST_S = 0.05
@@ -128,14 +131,24 @@ class Connection(asyncio.Protocol):
 
 
 class BrokerClient:
-    """`async with BrokerClient("http://127.0.0.1:8080") as client`. `owner` names this process to the broker."""
+    """`async with BrokerClient("http://127.0.0.1:8080") as client`. `owner` names this process to the broker.
+
+    With an `https` address `tls` says whom to trust, for each new connection; without it, whom the system trusts.
+    """
 
     def __init__(
-        self, url: str = "http://127.0.0.1:8080", *, owner: str = "", timeout_s: float = 30.0, token: str = ""
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        owner: str = "",
+        timeout_s: float = 30.0,
+        token: str = "",
+        tls: Trust | None = None,
     ) -> None:
         self._address: Address = calls.address_of(url)
         self.owner = owner or f"py-{secrets.token_hex(6)}"
         self._timeout_s = timeout_s
+        self._tls = tls or functools.cache(ssl.create_default_context)
         self._headers = [("Authorization", f"Bearer {token}")] if token else []
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
@@ -290,9 +303,9 @@ class BrokerClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._timeout_s):
-                _, connection = await loop.create_connection(Connection, self._address.host, self._address.port)
+                at = self._address
+                tls = self._tls() if at.is_secure else None
+                _, connection = await loop.create_connection(Connection, at.host, at.port, ssl=tls)
         except (OSError, TimeoutError) as error:
-            raise NotConnected(
-                f"no broker at {self._address.authority}: {error}", hint="Start one: oncewire broker run."
-            ) from None
+            raise calls.not_connected(self._address, error) from None
         return connection

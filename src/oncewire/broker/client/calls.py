@@ -6,6 +6,7 @@ must not, or it could stand twice: then the caller gets OutcomeUnknown.
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -26,6 +27,7 @@ from oncewire.errors import (
     AuthenticationFailed,
     Conflict,
     InvalidSetting,
+    NotConnected,
     NotFound,
     OncewireError,
     OutcomeUnknown,
@@ -219,6 +221,7 @@ class Address:
     host: str
     port: int
     prefix: str
+    is_secure: bool = False
 
     @property
     def authority(self) -> str:
@@ -226,17 +229,26 @@ class Address:
 
 
 def address_of(url: str) -> Address:
-    """The parts of `http://host:port`; a path before `/v1` is kept, for a proxy that has one."""
+    """The parts of `http://host:port` or `https://…`; a path before `/v1` is kept, for a proxy that has one."""
     parts = urlsplit(url)
+    is_secure = parts.scheme == "https"
     try:
-        port = parts.port or 80
+        port = parts.port or (443 if is_secure else 80)
     except ValueError:
         port = 0
-    if parts.scheme != "http" or not parts.hostname or not port:
-        raise InvalidSetting(
-            f"{url!r} is not http://host:port", hint="For TLS, put a proxy on this machine in between."
+    if parts.scheme not in ("http", "https") or not parts.hostname or not port:
+        raise InvalidSetting(f"{url!r} is not an address", hint="Write it as http://host:port, or with https.")
+    return Address(parts.hostname, port, parts.path.rstrip("/"), is_secure)
+
+
+def not_connected(address: Address, error: OSError | TimeoutError) -> OncewireError:
+    """Why no connection came about: nobody is there, or it is not who it should be."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AuthenticationFailed(
+            f"the certificate of {address.authority} is not trusted: {error.verify_message}",
+            hint="Trust its authority: tls=lambda: ssl.create_default_context(cafile=…).",
         )
-    return Address(parts.hostname, port, parts.path.rstrip("/"))
+    return NotConnected(f"no broker at {address.authority}: {error}", hint="Start one: oncewire broker run.")
 
 
 def encode_call(address: Address, call: Call[Any], headers: Iterable[tuple[str, str]]) -> bytes:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import http.client
 import secrets
 import select
+import ssl
 import time
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
 from oncewire.broker.client import calls
-from oncewire.broker.client.asynchronous import ANSWER_BYTES_MAX, RETRY_FIRST_S, RETRY_MOST_S
+from oncewire.broker.client.asynchronous import ANSWER_BYTES_MAX, RETRY_FIRST_S, RETRY_MOST_S, Trust
 from oncewire.broker.client.calls import Call, Lease, Message, Result
 from oncewire.broker.engine import IdempotencyStatus, TopicCreated, TopicShown
 from oncewire.contracts.broker import BrokerEnvelope, Delivery
@@ -24,11 +26,18 @@ class SyncBrokerClient:
     """`with SyncBrokerClient("http://127.0.0.1:8080") as client`. See BrokerClient for what each call does."""
 
     def __init__(
-        self, url: str = "http://127.0.0.1:8080", *, owner: str = "", timeout_s: float = 30.0, token: str = ""
+        self,
+        url: str = "http://127.0.0.1:8080",
+        *,
+        owner: str = "",
+        timeout_s: float = 30.0,
+        token: str = "",
+        tls: Trust | None = None,
     ) -> None:
         self._address = calls.address_of(url)
         self.owner = owner or f"py-{secrets.token_hex(6)}"
         self._timeout_s = timeout_s
+        self._tls = tls or functools.cache(ssl.create_default_context)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._connection: http.client.HTTPConnection | None = None
 
@@ -136,17 +145,21 @@ class SyncBrokerClient:
         if self._connection is not None and _is_closed(self._connection):
             self.close()
         if self._connection is None:
-            connection = http.client.HTTPConnection(self._address.host, self._address.port, timeout=timeout_s)
+            connection = self._new_connection(timeout_s)
             try:
                 connection.connect()
             except OSError as error:
-                raise NotConnected(
-                    f"no broker at {self._address.authority}: {error}", hint="Start one: oncewire broker run."
-                ) from None
+                raise calls.not_connected(self._address, error) from None
             self._connection = connection
         assert self._connection.sock is not None
         self._connection.sock.settimeout(timeout_s)
         return self._connection
+
+    def _new_connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        at = self._address
+        if at.is_secure:
+            return http.client.HTTPSConnection(at.host, at.port, timeout=timeout_s, context=self._tls())
+        return http.client.HTTPConnection(at.host, at.port, timeout=timeout_s)
 
 
 def _is_closed(connection: http.client.HTTPConnection) -> bool:

@@ -49,4 +49,4 @@ export function when(ms) {
   return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-CA")} ${time}`;
 }
 
-export const plural = (amount, noun) => `${count(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+export const plural = (amount, noun, many = `${noun}s`) => `${count(amount)} ${amount === 1 ? noun : many}`;

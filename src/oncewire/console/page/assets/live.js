@@ -1,6 +1,6 @@
 // The one stream from the server. When it breaks, it is tried again after a while that grows, and the page says so.
 
-const SECTIONS = ["overview", "streams", "topics", "letters", "pipeline", "jobs"];
+const SECTIONS = ["overview", "latency", "streams", "topics", "letters", "pipeline", "jobs"];
 const POINTS_MAX = 180;
 const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 15_000;

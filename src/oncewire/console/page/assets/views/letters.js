@@ -1,7 +1,7 @@
 // Dead letters: grouped by cause, one by one, and what a person decides about them.
 
 import { post } from "../api.js";
-import { showDialog } from "../dialog.js";
+import { buttons, refuse, showDialog } from "../dialog.js";
 import { h } from "../dom.js";
 import { ago, bytes, count, plural, when } from "../format.js";
 import { badge, empty, facts, heading, link, mono, pending, section, table, to, trouble } from "../parts.js";
@@ -186,7 +186,7 @@ function askDrop(app, filter, what) {
     h("p", null, "They are deleted for good. What became of each is recorded with your reason."),
     h("label", { for: "reason" }, "Reason"),
     h("input", { id: "reason", type: "text", maxlength: "200", autocomplete: "off", autofocus: true, placeholder: "why nobody needs them" }),
-    buttons(close, "Drop for good", true, () => act(app, close, "/api/letters/drop", { ...wanted, reason: document.getElementById("reason").value }), false),
+    buttons(close, "Drop for good", true, () => act(app, close, "/api/letters/drop", { ...wanted, reason: document.getElementById("reason").value })),
   ]);
 }
 
@@ -207,17 +207,8 @@ function askEdit(app, row, payload) {
     h("label", { for: "edited" }, "Body"),
     h("textarea", { id: "edited", rows: "14", spellcheck: "false", autofocus: true, initial: payload.kind === "json" && !payload.is_cut ? payload.text : payload.whole }),
     state.error && trouble(state.error),
-    buttons(close, "Replay the edited copy", false, () => send(close), false),
+    buttons(close, "Replay the edited copy", false, () => send(close)),
   ]);
-}
-
-function buttons(close, text, isDanger, go, isDisabled) {
-  return h(
-    "div",
-    { class: "buttons" },
-    h("button", { type: "button", class: "plain cancel", onclick: close }, "Cancel"),
-    h("button", { type: "button", class: isDanger ? "primary danger" : "primary", id: "confirm", disabled: isDisabled, onclick: go }, text),
-  );
 }
 
 async function begin(app, path, wanted) {
@@ -233,8 +224,7 @@ async function act(app, close, path, wanted) {
     close();
   } catch (error) {
     close();
-    app.say(`Refused: ${error.message}`);
-    showDialog(app, (_, again) => [h("h2", { id: "dialog-title" }, "That was refused"), trouble(error.message), h("div", { class: "buttons" }, h("button", { type: "button", class: "primary", autofocus: true, onclick: again }, "Close"))]);
+    refuse(app, error);
   }
   app.draw();
 }

@@ -5,6 +5,7 @@ import { bytes, count, duration, perSecond, plural, short, when } from "../forma
 import { badge, command, heading, link, mono, section, table, to } from "../parts.js";
 import { plot, spark } from "../plots.js";
 import { PROMISES, isIdle } from "../words.js";
+import { losses } from "./losses.js";
 
 export function overview(app) {
   const { points, sections } = app.live;
@@ -13,6 +14,7 @@ export function overview(app) {
     heading("Overview", "What flows through, live."),
     verdict(app),
     h("div", { class: "tiles" }, tiles(app, now, points)),
+    losses(app),
     h(
       "div",
       { class: "pair" },
@@ -20,6 +22,7 @@ export function overview(app) {
       section({ id: "promise" }, "Promises", promises(app)),
     ),
     h("div", { class: "pair" }, busiest(app), behind(sections.streams ?? [], sections.topics?.topics ?? [])),
+    latency(app, now),
   ];
 }
 
@@ -60,7 +63,7 @@ function notice(one) {
 
 function tiles(app, now, points) {
   const values = (name) => points.map((one) => one[name]);
-  const gold = app.live.sections.pipeline?.latency;
+  const slowest = (app.live.sections.latency ?? []).filter((one) => one.p95_ms !== null).sort((one, other) => other.p95_ms - one.p95_ms)[0];
   const lag = now ? short(now.lag) : "–";
   return [
     tile("Published", now ? short(now.published) : "–", "messages/s", values("published"), "one", "/streams"),
@@ -68,7 +71,9 @@ function tiles(app, now, points) {
     tile("Lag", lag, "wait for a consumer", values("lag"), now?.lag > 1000 ? "warn" : "three", "/streams"),
     tile("In flight", now ? short(now.in_flight) : "–", "not settled yet", values("in_flight"), "three", "/topics"),
     tile("Dead letters", now ? short(now.letters) : "–", now?.letters ? "wait for a decision" : "none: good", values("letters"), now?.letters ? "bad" : "good", "/letters"),
-    tile("Latency", now ? duration(now.answer_ms) : "–", gold?.p95_ms != null ? `p95 into streams ${duration(gold.p95_ms)}` : "JetStream's answer", values("answer_ms"), "two", "/pipeline"),
+    slowest
+      ? tile("Latency", duration(slowest.p95_ms), `p95 ${slowest.name}`, values("latency_ms"), "two", "/pipeline")
+      : tile("Latency", now ? duration(now.answer_ms) : "–", "JetStream's answer", values("answer_ms"), "two", "/pipeline"),
   ];
 }
 
@@ -83,6 +88,28 @@ function tile(name, value, text, values, tone, href) {
   );
 }
 
+/** What the parts beside the console have counted over the last minute, and what gold knows of the newest minutes. */
+function ways(app) {
+  const gold = app.live.sections.pipeline?.latency;
+  const told = app.live.sections.latency ?? [];
+  return gold ? [...told, { name: "event to stream, in the lake", p50_ms: null, p95_ms: null, p99_ms: null, ...gold, count: null }] : told;
+}
+
+function latency(app, now) {
+  const rows = ways(app);
+  if (rows.length === 0) return null;
+  const time = (value) => (value == null ? "–" : duration(value));
+  const columns = [
+    { head: "From and to", cell: (row) => row.name },
+    { head: "p50", kind: "n", cell: (row) => time(row.p50_ms) },
+    { head: "p95", kind: "n", cell: (row) => time(row.p95_ms) },
+    { head: "p99", kind: "n", cell: (row) => time(row.p99_ms) },
+    { head: "Counted", kind: "n", cell: (row) => (row.count === null ? `until ${when(row.at_ms)}` : row.count ? count(row.count) : "–") },
+  ];
+  const aside = now && h("span", { class: "quiet" }, `last minute · JetStream answers in ${duration(now.answer_ms)}`);
+  return section({ id: "latency", aside }, "Latency", table("Latency", columns, rows, (row) => row.name));
+}
+
 function promises(app) {
   const told = app.live.sections.overview;
   const pipeline = app.live.sections.pipeline;
@@ -95,7 +122,7 @@ function promises(app) {
     "ul",
     { class: "promises" },
     promise(kind.tone, "Durability", kind.name, told.durability.text),
-    promise(open.length ? "bad" : "good", "Losses", open.length ? plural(open.length, "loss").replace("losss", "losses") : "none", open.length ? open[0].sentence : "no reader found anything missing"),
+    promise(open.length ? "bad" : "good", "Losses", open.length ? plural(open.length, "loss", "losses") : "none", open.length ? open[0].sentence : "no reader found anything missing"),
     promise(drift ? "warn" : "good", "Topology", drift ? `${drift} drifted` : "as declared", drift ? "see Streams for what differs" : "every declared stream and consumer is there"),
     promise(
       verdict ? (verdict.is_good ? "good" : "bad") : "off",
