@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from oncewire.contracts.headers import TRACEPARENT, TRACESTATE, Headers
@@ -20,6 +21,7 @@ TRACESTATE_MEMBERS_MAX = 32
 
 _TRACE_ID = re.compile(r"(?!0{32})[0-9a-f]{32}")
 _HEX = "0123456789abcdef"
+_HEX_BYTES = _HEX.encode()
 _NO_TRACE = "0" * 32
 _NO_SPAN = "0" * 16
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-((?!0{32})[0-9a-f]{32})-((?!0{16})[0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -57,6 +59,19 @@ def are_ids(trace_id: str, span_id: str) -> bool:
         and not (trace_id + span_id).strip(_HEX)  # nothing but hex digits; a regular expression takes twice as long
         and trace_id != _NO_TRACE
         and span_id != _NO_SPAN
+    )
+
+
+def are_all_ids(trace_ids: Sequence[str], span_ids: Sequence[str]) -> bool:
+    """Whether `are_ids` holds for each pair, looked for in all of them at once. Ids that are nearly all zeros may be
+    taken for none: ask for each then."""
+    joined = "".join(trace_ids) + "".join(span_ids)
+    return (
+        {32}.issuperset(map(len, trace_ids))
+        and {16}.issuperset(map(len, span_ids))
+        and joined.isascii()
+        and not joined.encode().translate(None, _HEX_BYTES)
+        and _NO_SPAN not in joined
     )
 
 

@@ -12,24 +12,26 @@ What breaks its contract is refused alone; nothing that a message holds can stop
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import headers, ids, inputs, letters
+from oncewire.contracts import headers, ids, letters
 from oncewire.errors import Refused, UnsupportedVersion
+from oncewire.pipeline import envelopes
+from oncewire.pipeline.envelopes import RUNTIME
 from oncewire.pipeline.families import (
     READERS,
     REPLAY_PREFIX,
     Families,
     Place,
-    Read,
+    key_begun,
     key_of,
-    runtime_row,
     shown,
     silver_name,
 )
@@ -38,24 +40,27 @@ from oncewire.pipeline.landing import header_values
 from oncewire.pipeline.tables import COMMON, QUARANTINE, SILVER
 
 DETAIL_CHARS_MAX: Final = 500
-RUNTIME: Final = "runtime"
 TOGETHER: Final = 1_024
-"""So many envelopes are read in one go: a single odd one makes the others of its go dearer."""
+"""So many rows are read in one go. More would not stay in the processor's cache, and a single odd envelope makes the
+others of its go dearer."""
 
 
 @dataclass
 class Parted:
-    """The rows of one silver table in a batch: where each stood in bronze, and what it says."""
+    """The rows of one silver table among some of bronze: where each stood there, and what it says."""
 
     at: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    read: list[Read] = field(default_factory=list)
+    read: list[Any] = field(default_factory=list)
+    """`Input` of a runtime envelope, `Read` of all else."""
+    replays: dict[int, dict[str, str]] = field(default_factory=dict)
+    """What the replays among runtime envelopes carried, by where they stood."""
 
     def halves(self) -> tuple[Parted, Parted]:
         half = len(self.at) // 2
         return (
-            Parted(self.at[:half], self.keys[:half], self.read[:half]),
-            Parted(self.at[half:], self.keys[half:], self.read[half:]),
+            Parted(self.at[:half], self.keys[:half], self.read[:half], self.replays),
+            Parted(self.at[half:], self.keys[half:], self.read[half:], self.replays),
         )
 
 
@@ -68,12 +73,18 @@ class Wrong:
     reason: str
     detail: str
 
+    @classmethod
+    def from_error(cls, at: int, family: str, error: Exception) -> Wrong:
+        """A message may break a reader in ways nobody thought of; the others must go on."""
+        if isinstance(error, Refused):
+            return cls(at, family, "version" if isinstance(error, UnsupportedVersion) else "contract", str(error))
+        return cls(at, family, "unreadable", f"{type(error).__name__}: {error}")
+
 
 class Decoded(NamedTuple):
     """A batch of bronze in its parts. Every row is in one of them."""
 
     parts: dict[str, pa.Table]
-    digests: dict[str, list[bytes]]
     quarantine: pa.Table
     refused: dict[str, int]
     """Rows in `quarantine` by family, '' for subjects without one."""
@@ -81,60 +92,91 @@ class Decoded(NamedTuple):
 
 def decode(rows: pa.Table, families: Families = ()) -> Decoded:
     """Read every row of bronze by the contract of its subject."""
-    parted: dict[str, Parted] = {}
-    wrong: list[Wrong] = []
-    bodies, subjects = rows["payload"].to_pylist(), rows["subject"].to_pylist()
     home = lru_cache(maxsize=4096)(lambda subject: silver_name(subject, families))
-    names = [home(subject) for subject in subjects]
-    complete = read_complete(names, bodies, subjects)
-    places = Places(rows)
-    for at, name in enumerate(names):
-        if not name:
-            wrong.append(Wrong(at, "", "subject", f"no contract names the subject {subjects[at][:200]}"))
-            continue
-        try:
-            envelope = complete.get(at)
-            if envelope is not None and not places.is_replay(at):
-                read = runtime_row(envelope, {})
+    parts: dict[str, list[pa.Table]] = {}
+    wrong: list[Wrong] = []
+    for first in range(0, rows.num_rows, TOGETHER):
+        some = Some(rows.slice(first, TOGETHER), home)
+        for name, table in some.tables():
+            parts.setdefault(name, []).append(table)
+        wrong += [replace(one, at=first + one.at) for one in sorted(some.wrong, key=lambda one: one.at)]
+    refused = dict(Counter(one.family for one in wrong))
+    return Decoded({name: pa.concat_tables(made) for name, made in parts.items()}, quarantined(rows, wrong), refused)
+
+
+class Some:
+    """Some rows of bronze, read in one go."""
+
+    def __init__(self, rows: pa.Table, home: Callable[[str], str]) -> None:
+        self._bodies: list[bytes] = rows["payload"].to_pylist()
+        self._subjects: list[str] = rows["subject"].to_pylist()
+        self._names = [home(subject) for subject in self._subjects]
+        self._places = Places(rows)
+        self.wrong: list[Wrong] = []
+
+    def tables(self) -> Iterator[tuple[str, pa.Table]]:
+        """The rows of each silver table in the order of bronze. All that is not there is `wrong` afterwards."""
+        mine = [at for at, name in enumerate(self._names) if name == RUNTIME]
+        if mine:
+            yield from self._tables(RUNTIME, self._read_runtime(mine))
+        if len(mine) < len(self._names):
+            for name, part in self._read_others().items():
+                yield from self._tables(name, part)
+
+    def _read_runtime(self, mine: list[int]) -> Parted:
+        subjects = [self._subjects[at] for at in mine]
+        found = envelopes.read_together([self._bodies[at] for at in mine], subjects)
+        keys = envelopes.keys_of(found, subjects)
+        replays: dict[int, dict[str, str]] = {}
+        is_replay = self._places.is_replay
+        odd = [nth for nth, (at, one) in enumerate(zip(mine, found, strict=True)) if one is None or is_replay[at]]
+        for nth in odd:
+            at = mine[nth]
+            try:
+                read = envelopes.read_odd(self._bodies[at], self._places[at], found[nth])
+                found[nth], keys[nth], replays[at] = read
+            except Exception as error:
+                self.wrong.append(Wrong.from_error(at, RUNTIME, error))
+                found[nth] = None
+        good = [one for one in found if one is not None]
+        if len(good) < len(mine):
+            keys = [key for key, one in zip(keys, found, strict=True) if one is not None]
+            mine = [at for at, one in zip(mine, found, strict=True) if one is not None]
+        return Parted(mine, keys, good, replays)
+
+    def _read_others(self) -> dict[str, Parted]:
+        parted: dict[str, Parted] = {}
+        for at, (name, subject) in enumerate(zip(self._names, self._subjects, strict=True)):
+            if name == RUNTIME:
+                continue
+            if not name:
+                self.wrong.append(Wrong(at, "", "subject", f"no contract names the subject {subject[:200]}"))
+                continue
+            try:
+                read = READERS[name](self._bodies[at], self._places[at])
+                begun = key_begun(name, read.tenant, read.scope, subject)
+                key = key_of(begun, read.identity, read.digest if read.replaces else b"")
+            except Exception as error:
+                self.wrong.append(Wrong.from_error(at, name, error))
             else:
-                read = READERS[name](bodies[at], places[at])
-            key = key_of(name, subjects[at], read)
-        except Refused as error:
-            reason = "version" if isinstance(error, UnsupportedVersion) else "contract"
-            wrong.append(Wrong(at, name, reason, str(error)))
-        except Exception as error:  # a message may break a reader in ways nobody thought of; the others must go on
-            wrong.append(Wrong(at, name, "unreadable", f"{type(error).__name__}: {error}"))
-        else:
-            part = parted.setdefault(name, Parted())
-            part.at.append(at)
-            part.keys.append(key)
-            part.read.append(read)
-    tables: dict[str, pa.Table] = {}
-    digests: dict[str, list[bytes]] = {}
-    for name, part in parted.items():
-        made = list(_tables(places, name, part, wrong))
-        tables[name] = pa.concat_tables([table for table, _ in made]) if made else SILVER[name].schema.empty_table()
-        digests[name] = [digest for _, found in made for digest in found]
-    refused: dict[str, int] = {}
-    for one in wrong:
-        refused[one.family] = refused.get(one.family, 0) + 1
-    return Decoded(tables, digests, quarantined(rows, sorted(wrong, key=lambda one: one.at)), refused)
+                part = parted.setdefault(name, Parted())
+                part.at.append(at)
+                part.keys.append(key)
+                part.read.append(read)
+        return parted
 
-
-def read_complete(
-    names: Sequence[str], bodies: Sequence[bytes], subjects: Sequence[str]
-) -> dict[int, inputs.Input | None]:
-    """Runtime envelopes by row, some thousand read together; None for one that must be looked at closely."""
-    mine = [at for at, name in enumerate(names) if name == RUNTIME]
-    found: dict[int, inputs.Input | None] = {}
-    for first in range(0, len(mine), TOGETHER):
-        some = mine[first : first + TOGETHER]
+    def _tables(self, name: str, part: Parted) -> Iterator[tuple[str, pa.Table]]:
+        """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
+        if not part.at:
+            return
         try:
-            read = inputs.read_all_complete([bodies[at] for at in some], [subjects[at] for at in some])
-        except Exception:  # one of them, such as one that is nested too deeply: it is found when each is read alone
-            read = [None] * len(some)
-        found |= dict(zip(some, read, strict=True))
-    return found
+            yield name, _table(self._places, SILVER[name], part)
+        except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
+            if len(part.at) == 1:
+                self.wrong.append(Wrong(part.at[0], name, "unreadable", f"{type(error).__name__}: {error}"))
+                return
+            for half in part.halves():
+                yield from self._tables(name, half)
 
 
 class Places:
@@ -144,10 +186,7 @@ class Places:
         self._headers = rows["headers"].combine_chunks()
         self.rows = rows.select([name for name, _ in COMMON if name in rows.column_names] + ["nanos", "date"])
         self.msg_ids = header_values(self._headers, headers.MSG_ID)
-        self._is_replay = pc.starts_with(self.msg_ids, REPLAY_PREFIX).fill_null(False).to_pylist()
-
-    def is_replay(self, at: int) -> bool:
-        return bool(self._is_replay[at])
+        self.is_replay: list[bool] = pc.starts_with(self.msg_ids, REPLAY_PREFIX).fill_null(False).to_pylist()
 
     @cached_property
     def _columns(self) -> list[list[Any]]:
@@ -168,46 +207,36 @@ class Places:
         return found
 
 
-def _tables(places: Places, name: str, part: Parted, wrong: list[Wrong]) -> Iterator[tuple[pa.Table, list[bytes]]]:
-    """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
-    if not part.at:
-        return
-    try:
-        yield _table(places, SILVER[name], part), [read.digest for read in part.read]
-    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
-        if len(part.at) == 1:
-            wrong.append(Wrong(part.at[0], name, "unreadable", f"{type(error).__name__}: {error}"))
-            return
-        for half in part.halves():
-            yield from _tables(places, name, half, wrong)
-
-
 def _table(places: Places, table: Table, part: Parted) -> pa.Table:
-    kinds = dict(table.columns)
+    stood, msg_ids = places.rows, places.msg_ids
+    if len(part.at) < stood.num_rows:
+        taken = pa.array(part.at, pa.int64())
+        stood, msg_ids = stood.take(taken), msg_ids.take(taken)
+    made = {"key": part.keys, "msg_id": msg_ids, **_said(table, part)}
+    arrays = []
+    for name, kind in table.columns:
+        value = made[name] if name in made else stood[name].combine_chunks()
+        arrays.append(pa.array(value, kind) if isinstance(value, list) else value)
+    return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+def _said(table: Table, part: Parted) -> dict[str, Any]:
+    """What the messages say, by column."""
+    if table is SILVER[RUNTIME]:
+        return envelopes.columns(part.read, [part.replays.get(at) for at in part.at])
     names = [name for name, _ in table.columns]
-    taken = pa.array(part.at, pa.int64())
-    stood = places.rows.take(taken)
-    made: dict[str, Any] = {
+    own = names[names.index("correlation_id") + 1 : -1]
+    columns = zip(*(read.own for read in part.read), strict=True)
+    return {
         "tenant": [read.tenant for read in part.read],
-        "key": part.keys,
         "identity": [read.identity for read in part.read],
-        "msg_id": places.msg_ids.take(taken),
         "event_time": pa.array([read.event_us for read in part.read], pa.int64()).cast(TIMESTAMP),
         "trace_id": [read.trace_id for read in part.read],
         "span_id": [read.span_id for read in part.read],
         "causation_id": [read.causation_id for read in part.read],
         "correlation_id": [read.correlation_id for read in part.read],
+        **dict(zip(own, (list(column) for column in columns), strict=True)),
     }
-    own = names[names.index("correlation_id") + 1 : -1]
-    columns = zip(*(read.own for read in part.read), strict=True)
-    made |= dict(zip(own, (list(column) for column in columns), strict=True))
-    arrays = []
-    for name in names:
-        value = made.get(name, None)
-        if value is None:
-            value = stood[name].combine_chunks()
-        arrays.append(value if isinstance(value, pa.Array) else pa.array(value, kinds[name]))
-    return pa.Table.from_arrays(arrays, schema=table.schema)
 
 
 def quarantined(rows: pa.Table, wrong: Sequence[Wrong]) -> pa.Table:

@@ -1,5 +1,7 @@
 """How a message of each family is read: one reader per silver table, and the key that no two of its rows share.
 
+Runtime envelopes, which are the most, are read many at a time (envelopes.py), all others one by one.
+
 A message is read exactly as an agent reads it, with what it leaves out filled in the same way, so identities, digests
 and ids are those that ledgers and blocks know. What breaks its contract is refused with the reason that a person needs.
 """
@@ -88,11 +90,6 @@ def silver_name(subject: str, families: Families = ()) -> str:
     return _NAMES.get(family, family.value) if family else ""
 
 
-def read_runtime(body: bytes, place: Place) -> Read:
-    found = inputs.read_complete(body, place.subject)
-    return runtime_row(found or read_closely(body, place), carried_by_replay(place))
-
-
 def read_closely(body: bytes, place: Place) -> inputs.Input:
     return inputs.read_closely(body, subject=place.subject, origin=place.origin, carried=place.carried())
 
@@ -102,37 +99,6 @@ def carried_by_replay(place: Place) -> dict[str, str]:
     return place.carried() if place.msg_id and place.msg_id.startswith(REPLAY_PREFIX) else {}
 
 
-def runtime_row(found: inputs.Input, carried: dict[str, str]) -> Read:
-    """An envelope that was read, as a row: many are read at once at half the cost (`inputs.read_all_complete`)."""
-    told = found.envelope
-    own = (
-        told.workspace,
-        *_envelope(told.id, told.type, told.schema_version, told.idempotency_key, told.actor.id, found.digest, carried),
-        ENCODE(told.payload).decode(),
-        told.actor.role,
-        told.source.agent,
-        told.source.adapter,
-        told.security_context.principal_id,
-        told.security_context.principal_type,
-        told.reply_to,
-        told.entity_id,
-        told.expected_version,
-    )
-    return Read(
-        told.tenant,
-        told.workspace,
-        found.identity,
-        told.ts * 1000,
-        told.trace_id,
-        told.span_id,
-        told.causation_id,
-        told.correlation_id,
-        found.digest,
-        carried.get(headers.REPLAY_REPLACES),
-        own,
-    )
-
-
 def read_message(body: bytes, place: Place) -> Read:
     sent, written = message.open_message(body)
     carried = place.carried()
@@ -140,15 +106,14 @@ def read_message(body: bytes, place: Place) -> Read:
     digest = ids.content_digest(sent.message_type, written)
     own = (
         told.workspace,
-        *_envelope(
-            sent.message_id,
-            sent.message_type,
-            sent.schema_version,
-            sent.idempotency_key,
-            sent.actor_id,
-            digest,
-            carried,
-        ),
+        sent.message_id,
+        sent.message_type,
+        sent.schema_version,
+        sent.idempotency_key,
+        sent.actor_id,
+        digest,
+        shown(carried.get(headers.REPLAY_REPLACES)),
+        shown(carried.get(headers.REPLAY_FOR)),
         ENCODE(sent.payload).decode(),
         sent.actor_kind,
     )
@@ -165,13 +130,6 @@ def read_message(body: bytes, place: Place) -> Read:
         carried.get(headers.REPLAY_REPLACES),
         own,
     )
-
-
-def _envelope(
-    id_: str, type_: str, version: str, key: str, actor: str, digest: bytes, carried: dict[str, str]
-) -> tuple[Any, ...]:
-    replaces, replay_for = carried.get(headers.REPLAY_REPLACES), carried.get(headers.REPLAY_FOR)
-    return id_, type_, version, key, actor, digest, shown(replaces), shown(replay_for)
 
 
 def read_realtime(body: bytes, place: Place) -> Read:
@@ -487,7 +445,6 @@ def _place(record: records.Record) -> str:
 
 Reader = Callable[[bytes, Place], Read]
 READERS: Final[dict[str, Reader]] = {
-    "runtime": read_runtime,
     "message": read_message,
     "realtime": read_realtime,
     "ledger": read_ledger,
@@ -501,19 +458,17 @@ READERS: Final[dict[str, Reader]] = {
 }
 
 
-def key_of(name: str, subject: str, read: Read) -> bytes:
-    """What no two rows of a silver table share. An edited replay stands beside what it replaces."""
-    hashed = _key_begun(name, read.tenant, read.scope, subject).copy()
-    hashed.update(ENCODE(read.identity))
-    if read.replaces:
-        hashed.update(b',"%b"' % read.digest.hex().encode())
-    hashed.update(b"]")
+def key_of(begun: Any, identity: str, digest: bytes = b"") -> bytes:
+    """What no two rows of a silver table share, from what the keys of many share (`key_begun`). An edited replay has
+    its digest in it: it stands beside what it replaces."""
+    hashed = begun.copy()
+    hashed.update(ENCODE(identity) + (b',"%b"]' % digest.hex().encode() if digest else b"]"))
     key: bytes = hashed.digest()
     return key
 
 
 @lru_cache(maxsize=4096)
-def _key_begun(*parts: str) -> Any:
+def key_begun(name: str, tenant: str, scope: str, subject: str) -> Any:
     """The hash over what the keys of many rows share. The whole is one identity of several parts (ids.joined)."""
-    begun = ids.joined("silver", *parts).removesuffix("]") + ","
+    begun = ids.joined("silver", name, tenant, scope, subject).removesuffix("]") + ","
     return hashlib.blake2b(begun.encode(), digest_size=KEY_BYTES)

@@ -28,7 +28,7 @@ CONFLICT: Final = "identity_conflict"
 
 @dataclass(frozen=True)
 class Staged:
-    """Decoded rows of one file of bronze for one table, on disk; their keys and digests in order."""
+    """Decoded rows of one file of bronze for one table, on disk; in order their keys, and digests if they have some."""
 
     name: str
     path: str
@@ -60,12 +60,12 @@ class DecodeFile:
         at, path = item
         rows = read_file(f"{self.bronze}/{path}", BRONZE)
         found = decode.decode(rows, self.families)
-        parts = [self._staged(at, name, part, found.digests[name]) for name, part in sorted(found.parts.items())]
+        parts = [self._staged(at, name, part) for name, part in sorted(found.parts.items())]
         if found.quarantine.num_rows:
-            parts.append(self._staged(at, QUARANTINE.name, found.quarantine, []))
+            parts.append(self._staged(at, QUARANTINE.name, found.quarantine))
         return FileDecoded(tuple(parts), found.refused, tuple(files.runs_of(rows["sequence"])))
 
-    def _staged(self, at: int, name: str, part: pa.Table, digests: list[bytes]) -> Staged:
+    def _staged(self, at: int, name: str, part: pa.Table) -> Staged:
         path = Path(self.staging) / f"{at}-{name}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, part.schema) as writer:
@@ -73,7 +73,8 @@ class DecodeFile:
         if name == QUARANTINE.name:
             return Staged(name, str(path), part.num_rows, part.nbytes)
         keys, sequences = b"".join(part["key"].to_pylist()), tuple(part["sequence"].to_pylist())
-        return Staged(name, str(path), part.num_rows, part.nbytes, keys, b"".join(digests), sequences)
+        digests = b"".join(part["digest"].to_pylist()) if "digest" in part.column_names else b""
+        return Staged(name, str(path), part.num_rows, part.nbytes, keys, digests, sequences)
 
 
 def read_staged(path: str) -> pa.Table:

@@ -36,17 +36,15 @@ from oncewire.pipeline.auditing.rules import (
     lifetime_of,
     walk,
 )
-from oncewire.pipeline.decode import RUNTIME, read_complete
+from oncewire.pipeline.decode import TOGETHER
+from oncewire.pipeline.envelopes import RUNTIME, keys_of, read_odd, read_together
 from oncewire.pipeline.families import (
     READERS,
     REPLAY_PREFIX,
     Families,
     Place,
-    Read,
-    carried_by_replay,
+    key_begun,
     key_of,
-    read_closely,
-    runtime_row,
     silver_name,
 )
 from oncewire.pipeline.landing import as_text
@@ -267,7 +265,6 @@ FACT = (
     "number long, outcome string, key binary, digest binary"
 )
 
-_NO_TRACE = (None,) * 4
 _REPLAY = REPLAY_PREFIX.encode()
 RUNTIME_SUBJECTS = ("evt.", "cmd.")
 """Subjects whose envelopes need no headers, but for those of a replay: they are not even brought here."""
@@ -309,20 +306,33 @@ class Narrow:
             self._known.get((where, subject)) or self._look_up(where, subject)
             for where, subject in zip(places, subjects, strict=True)
         ]
-        complete = read_complete([name for _, name in homes], bodies, subjects)
+        complete = self._read_complete(homes, bodies, subjects)
         found = []
         msg_ids = batch.column("msg_id").to_pylist()
         for at, (is_read, name) in enumerate(homes):
-            envelope, msg_id = complete.get(at), msg_ids[at]
+            (envelope, key), msg_id = complete.get(at, (None, None)), msg_ids[at]
             if not name:
                 says = NOTHING
             elif envelope is None or (msg_id is not None and msg_id.startswith(_REPLAY)):
                 says = read_row(name, bodies[at], _place(batch, at, msg_id), envelope)
             else:
-                says = _complete(subjects[at], envelope)
+                says = _Says(envelope.identity, envelope.digest, key)
             is_broken = is_read and says.digest is None
             found.append(_Says("", blocks.raw_digest(bodies[at]), None) if is_broken else says)
         return found, self._positions(homes, places, sequences, bodies)
+
+    def _read_complete(
+        self, homes: Sequence[tuple[bool, str]], bodies: Sequence[bytes], subjects: Sequence[str]
+    ) -> dict[int, tuple[Input | None, bytes]]:
+        """Runtime envelopes with their keys, by row."""
+        mine = [at for at, (_, name) in enumerate(homes) if name == RUNTIME]
+        found: dict[int, tuple[Input | None, bytes]] = {}
+        for first in range(0, len(mine), TOGETHER):
+            some = mine[first : first + TOGETHER]
+            named = [subjects[at] for at in some]
+            read = read_together([bodies[at] for at in some], named)
+            found |= zip(some, zip(read, keys_of(read, named), strict=True), strict=True)
+        return found
 
     def _positions(
         self, homes: Sequence[tuple[bool, str]], places: Sequence[Lifetime], sequences: list[int], bodies: list[bytes]
@@ -365,24 +375,18 @@ def _place(batch: pa.RecordBatch, at: int, msg_id: bytes | None) -> Place:
     return Place(origin, row["subject"], row["tenant"], shown, lambda: told)
 
 
-def _complete(subject: str, found: Input) -> _Says:
-    """What the key takes, without the columns of silver."""
-    told = found.envelope
-    read = Read(told.tenant, told.workspace, found.identity, 0, *_NO_TRACE, found.digest, None, ())
-    return _Says(found.identity, found.digest, key_of(RUNTIME, subject, read))
-
-
-def read_row(name: str, payload: bytes, place: Place, envelope: Input | None) -> _Says:
+def read_row(name: str, payload: bytes, place: Place, complete: Input | None) -> _Says:
     """What a message says; nothing of one that breaks its contract."""
     try:
         if name == RUNTIME:
-            read = runtime_row(envelope or read_closely(payload, place), carried_by_replay(place))
-        else:
-            read = READERS[name](payload, place)
+            found, key, _ = read_odd(payload, place, complete)
+            return _Says(found.identity, found.digest, key)
+        read = READERS[name](payload, place)
     except Exception:  # silver keeps such a message in quarantine, with the reason
         return NOTHING
     try:
-        return _Says(read.identity, read.digest, key_of(name, place.subject, read))
+        begun = key_begun(name, read.tenant, read.scope, place.subject)
+        return _Says(read.identity, read.digest, key_of(begun, read.identity, read.digest if read.replaces else b""))
     except (Refused, ValueError):
         return _Says(read.identity, read.digest, None)
 
