@@ -49,14 +49,18 @@ def read_complete(body: bytes, subject: str) -> Input | None:
 def read_all_complete(bodies: Sequence[bytes], subjects_: Sequence[str]) -> list[Input | None]:
     """What `read_complete` gives for each, at half the cost."""
     places = {at: address for at, subject in enumerate(subjects_) if (address := _address(subject)) is not None}
-    found = runtime.open_all_complete([bodies[at] for at in places], list(places.values()))
-    inputs: list[Input | None] = [None] * len(bodies)
-    for at, one in zip(places, found, strict=True):
-        if one is not None:
-            envelope, written = one
-            digest = ids.content_digest(envelope.type, written)
-            inputs[at] = Input(envelope, ids.key_identity(envelope.idempotency_key), digest)
-    return inputs
+    is_all = len(places) == len(bodies)
+    found = runtime.open_all_complete(bodies if is_all else [bodies[at] for at in places], list(places.values()))
+    inputs = [_input(*one) if one is not None else None for one in found]
+    if is_all:
+        return inputs
+    by_place = dict(zip(places, inputs, strict=True))
+    return [by_place.get(at) for at in range(len(bodies))]
+
+
+def _input(envelope: RuntimeEnvelope, written: bytes) -> Input:
+    identity = ids.key_identity(envelope.idempotency_key)
+    return Input(envelope, identity, ids.content_digest(envelope.type, written))
 
 
 @lru_cache(maxsize=4096)

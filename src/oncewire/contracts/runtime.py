@@ -172,11 +172,18 @@ def open_all_complete(
 
 def _are_complete(envelopes: Sequence[RuntimeEnvelope | None], addresses: Sequence[subjects.Address]) -> bool:
     """Whether all that are there are complete, at half the cost of asking for each. False: ask."""
-    there = [(one, address) for one, address in zip(envelopes, addresses, strict=True) if one is not None]
+    there = [one for one in envelopes if one is not None]
+    if len(there) < len(envelopes):
+        addresses = [address for one, address in zip(envelopes, addresses, strict=True) if one is not None]
+    strays = [
+        one
+        for one, address in zip(there, addresses, strict=True)
+        if one.tenant != address.tenant or one.workspace != address.workspace or one.reply_to
+    ]
     return (
-        not [one for one, at in there if one.tenant != at.tenant or one.workspace != at.workspace or one.reply_to]
-        and trace.are_all_ids([one.trace_id for one, _ in there], [one.span_id for one, _ in there])
-        and "".join([one.id + one.idempotency_key for one, _ in there]).isprintable()
+        not strays
+        and trace.are_all_ids([one.trace_id for one in there], [one.span_id for one in there])
+        and "".join([one.id + one.idempotency_key for one in there]).isprintable()
     )
 
 

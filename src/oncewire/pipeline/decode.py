@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -95,11 +95,12 @@ def decode(rows: pa.Table, families: Families = ()) -> Decoded:
     home = lru_cache(maxsize=4096)(lambda subject: silver_name(subject, families))
     parts: dict[str, list[pa.Table]] = {}
     wrong: list[Wrong] = []
+    places = Places(rows)
     for first in range(0, rows.num_rows, TOGETHER):
-        some = Some(rows.slice(first, TOGETHER), home)
+        some = Some(rows.slice(first, TOGETHER), first, places, home)
         for name, table in some.tables():
             parts.setdefault(name, []).append(table)
-        wrong += [replace(one, at=first + one.at) for one in sorted(some.wrong, key=lambda one: one.at)]
+        wrong += sorted(some.wrong, key=lambda one: one.at)
     refused = dict(Counter(one.family for one in wrong))
     return Decoded({name: pa.concat_tables(made) for name, made in parts.items()}, quarantined(rows, wrong), refused)
 
@@ -107,53 +108,52 @@ def decode(rows: pa.Table, families: Families = ()) -> Decoded:
 class Some:
     """Some rows of bronze, read in one go."""
 
-    def __init__(self, rows: pa.Table, home: Callable[[str], str]) -> None:
-        self._bodies: list[bytes] = rows["payload"].to_pylist()
-        self._subjects: list[str] = rows["subject"].to_pylist()
-        self._names = [home(subject) for subject in self._subjects]
-        self._places = Places(rows)
+    def __init__(self, rows: pa.Table, first: int, places: Places, home: Callable[[str], str]) -> None:
+        bodies, subjects = rows["payload"].to_pylist(), rows["subject"].to_pylist()
+        names = [home(subject) for subject in subjects]
+        self._rows = list(zip(range(first, first + len(names)), names, subjects, bodies, strict=True))
+        self._places = places
         self.wrong: list[Wrong] = []
 
     def tables(self) -> Iterator[tuple[str, pa.Table]]:
         """The rows of each silver table in the order of bronze. All that is not there is `wrong` afterwards."""
-        mine = [at for at, name in enumerate(self._names) if name == RUNTIME]
+        mine = [row for row in self._rows if row[1] == RUNTIME]
         if mine:
             yield from self._tables(RUNTIME, self._read_runtime(mine))
-        if len(mine) < len(self._names):
+        if len(mine) < len(self._rows):
             for name, part in self._read_others().items():
                 yield from self._tables(name, part)
 
-    def _read_runtime(self, mine: list[int]) -> Parted:
-        subjects = [self._subjects[at] for at in mine]
-        found = envelopes.read_together([self._bodies[at] for at in mine], subjects)
+    def _read_runtime(self, rows: list[tuple[int, str, str, bytes]]) -> Parted:
+        places, _, subjects, bodies = (list(column) for column in zip(*rows, strict=True))
+        found = envelopes.read_together(bodies, subjects)
         keys = envelopes.keys_of(found, subjects)
         replays: dict[int, dict[str, str]] = {}
         is_replay = self._places.is_replay
-        odd = [nth for nth, (at, one) in enumerate(zip(mine, found, strict=True)) if one is None or is_replay[at]]
+        odd = [nth for nth, (at, one) in enumerate(zip(places, found, strict=True)) if one is None or is_replay[at]]
         for nth in odd:
-            at = mine[nth]
+            at = places[nth]
             try:
-                read = envelopes.read_odd(self._bodies[at], self._places[at], found[nth])
-                found[nth], keys[nth], replays[at] = read
+                found[nth], keys[nth], replays[at] = envelopes.read_odd(bodies[nth], self._places[at], found[nth])
             except Exception as error:
                 self.wrong.append(Wrong.from_error(at, RUNTIME, error))
                 found[nth] = None
         good = [one for one in found if one is not None]
-        if len(good) < len(mine):
+        if len(good) < len(found):
             keys = [key for key, one in zip(keys, found, strict=True) if one is not None]
-            mine = [at for at, one in zip(mine, found, strict=True) if one is not None]
-        return Parted(mine, keys, good, replays)
+            places = [at for at, one in zip(places, found, strict=True) if one is not None]
+        return Parted(places, keys, good, replays)
 
     def _read_others(self) -> dict[str, Parted]:
         parted: dict[str, Parted] = {}
-        for at, (name, subject) in enumerate(zip(self._names, self._subjects, strict=True)):
+        for at, name, subject, body in self._rows:
             if name == RUNTIME:
                 continue
             if not name:
                 self.wrong.append(Wrong(at, "", "subject", f"no contract names the subject {subject[:200]}"))
                 continue
             try:
-                read = READERS[name](self._bodies[at], self._places[at])
+                read = READERS[name](body, self._places[at])
                 begun = key_begun(name, read.tenant, read.scope, subject)
                 key = key_of(begun, read.identity, read.digest if read.replaces else b"")
             except Exception as error:
@@ -188,6 +188,13 @@ class Places:
         self.msg_ids = header_values(self._headers, headers.MSG_ID)
         self.is_replay: list[bool] = pc.starts_with(self.msg_ids, REPLAY_PREFIX).fill_null(False).to_pylist()
 
+    def of(self, at: Sequence[int]) -> tuple[pa.Table, pa.Array]:
+        """Rows, and their ids: of neighbours without a copy."""
+        if at[-1] - at[0] + 1 == len(at):
+            return self.rows.slice(at[0], len(at)), self.msg_ids.slice(at[0], len(at))
+        taken = pa.array(at, pa.int64())
+        return self.rows.take(taken), self.msg_ids.take(taken)
+
     @cached_property
     def _columns(self) -> list[list[Any]]:
         names = ("stream", "created_ns", "sequence", "nanos", "subject", "tenant")
@@ -208,16 +215,20 @@ class Places:
 
 
 def _table(places: Places, table: Table, part: Parted) -> pa.Table:
-    stood, msg_ids = places.rows, places.msg_ids
-    if len(part.at) < stood.num_rows:
-        taken = pa.array(part.at, pa.int64())
-        stood, msg_ids = stood.take(taken), msg_ids.take(taken)
+    stood, msg_ids = places.of(part.at)
     made = {"key": part.keys, "msg_id": msg_ids, **_said(table, part)}
     arrays = []
     for name, kind in table.columns:
         value = made[name] if name in made else stood[name].combine_chunks()
-        arrays.append(pa.array(value, kind) if isinstance(value, list) else value)
+        arrays.append(_array(value, kind) if isinstance(value, list) else value)
     return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """A column. In many all rows say the same: those are made at once."""
+    if pa.types.is_nested(kind) or values.count(values[0]) < len(values):
+        return pa.array(values, kind)
+    return pa.repeat(pa.scalar(values[0], kind), len(values))
 
 
 def _said(table: Table, part: Parted) -> dict[str, Any]:
