@@ -154,10 +154,25 @@ def test_two_streams_cannot_have_one_name() -> None:
     assert codes(stream("A", "a.>"), replace(stream("B", "b.>"), name="A")) == ["same-name"]
 
 
+@pytest.mark.parametrize("word", ["publishes", "asks", "makes_streams"])
 @pytest.mark.parametrize("subject", ["dlq.>", "dlq.x", "*.x", ">"])
-def test_only_the_dead_letter_service_writes_dead_letters(subject: str) -> None:
-    assert codes(Service(name="rogue", publishes=(subject,))) == ["writes-dead-letters"]
-    assert codes(Service(name="dlq", publishes=(subject,))) == []
+def test_only_the_dead_letter_service_writes_dead_letters(subject: str, word: str) -> None:
+    assert "writes-dead-letters" in codes(Service(name="rogue", **{word: (subject,)}))
+    assert "writes-dead-letters" not in codes(Service(name="dlq", **{word: (subject,)}))
+
+
+@pytest.mark.parametrize("word", ["publishes", "asks", "makes_streams", "answers"])
+@pytest.mark.parametrize(
+    "subject",
+    [">", "*.x", "*", "$JS.API.>", "$JS.API.STREAM.DELETE.A", "$SYS.REQ", "$KV.>", "$KV.*.x", "$KV", "_INBOX_a.>"],
+)
+def test_no_word_of_a_service_reaches_the_servers_own_subjects_or_inboxes(subject: str, word: str) -> None:
+    assert "reserved-subject" in codes(Service(name="rogue", **{word: (subject,)}))
+
+
+@pytest.mark.parametrize("subject", ["$KV.prices.>", "$SRV.PING", "a.*", "inbox.x"])
+def test_a_bucket_by_its_name_and_subjects_of_ones_own_are_nobodys_else(subject: str) -> None:
+    assert codes(Service(name="fine", publishes=(subject,), answers=(subject,))) == []
 
 
 def test_a_window_is_not_longer_than_the_age() -> None:
@@ -172,7 +187,7 @@ def test_queries_are_answered_by_responders_and_everything_else_is_confirmed() -
     assert codes(stream("A", "a.>", no_ack=True)) == ["no-ack-loses"]
 
 
-@pytest.mark.parametrize("subject", ["$JS.API.>", "$SYS.>", ">", "*.x"])
+@pytest.mark.parametrize("subject", ["$JS.API.>", "$SYS.>", ">", "*.x", "_INBOX.>"])
 def test_the_servers_own_subjects_are_not_captured(subject: str) -> None:
     assert "reserved-subject" in codes(stream("A", subject))
 

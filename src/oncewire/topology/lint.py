@@ -32,6 +32,8 @@ DLQ = "dlq.>"
 DLQ_SERVICE = "dlq"
 QUERIES = "sr.queries.>"
 
+WRITES = ("publishes", "asks", "makes_streams")
+"""The words of a service that let it publish."""
 LAST_VALUE = 1
 """Messages kept per subject where only the newest counts: dropping the others is what it is for."""
 
@@ -46,6 +48,7 @@ def lint(topology: Topology) -> list[Finding]:
         *_copies(topology),
         *_one_reader(topology),
         *_dead_letter_writers(topology),
+        *_reserved(topology),
         *_services(topology),
     ]
     for stream in topology.streams:
@@ -68,7 +71,7 @@ def _names(topology: Topology) -> Iterator[Finding]:
     named += [(consumer_path(one), one.name) for one in topology.consumers]
     named += [(("services", one.name), one.name) for one in topology.services]
     for path, name in named:
-        if not NAME.fullmatch(name):
+        if not NAME.fullmatch(name) or name == BUCKET_PREFIX:
             yield _error(
                 "illegal-name",
                 topology.place(*path),
@@ -176,12 +179,33 @@ def _one_reader(topology: Topology) -> Iterator[Finding]:
 
 
 def _dead_letter_writers(topology: Topology) -> Iterator[Finding]:
+    """Whichever word it uses: who asks on a subject, or makes streams for it, may publish there."""
     for service in topology.services:
-        for subject in service.publishes:
-            if service.name != DLQ_SERVICE and subjects.overlaps(subject, DLQ):
-                place = topology.place("services", service.name, "publishes")
-                message = f"{service.name} writes {subject}: only the service {DLQ_SERVICE!r} writes {DLQ}"
-                yield _error("writes-dead-letters", place, message, "Publish to dlq_requests.* instead.")
+        for key in WRITES:
+            for subject in getattr(service, key):
+                if service.name != DLQ_SERVICE and subjects.overlaps(subject, DLQ):
+                    place = topology.place("services", service.name, key)
+                    message = f"{service.name} writes {subject}: only the service {DLQ_SERVICE!r} writes {DLQ}"
+                    yield _error("writes-dead-letters", place, message, "Publish to dlq_requests.* instead.")
+
+
+def _reserved(topology: Topology) -> Iterator[Finding]:
+    """What a service names becomes what its user may: the server's own subjects would be an operator's rights, and
+    inboxes the answers to others."""
+    for service in topology.services:
+        for key in (*WRITES, "answers"):
+            for subject in getattr(service, key):
+                if _is_reserved(subject):
+                    place = topology.place("services", service.name, key)
+                    message = f"{subject} is or holds the server's own subjects, or inboxes"
+                    yield _error("reserved-subject", place, message, "Name subjects of your own.")
+
+
+def _is_reserved(subject: str) -> bool:
+    first, *rest = subject.split(".")
+    if first == "$KV":
+        return rest[:1] in ([], ["*"], [">"])
+    return (first[0] in "$*>" and first != "$SRV") or first.startswith("_INBOX")
 
 
 def _services(topology: Topology) -> Iterator[Finding]:
@@ -239,8 +263,8 @@ class _Stream:
                 "Remove the subjects or the mirror.",
             )
         for subject in stream.subjects:
-            if (subject.startswith("$") and not subject.startswith(("$JS.EVENT.", "$KV."))) or subject[0] in "*>":
-                message = f"{subject} is or holds the server's own subjects"
+            if _is_reserved(subject) and not subject.startswith(("$JS.EVENT.", "$KV.")):
+                message = f"{subject} is or holds the server's own subjects, or inboxes"
                 yield _error("reserved-subject", self.place("subjects"), message, "Name subjects of your own.")
 
     def _window(self) -> Iterator[Finding]:
