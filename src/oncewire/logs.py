@@ -99,7 +99,11 @@ class TextLines(logging.Formatter):
 
 def json_line(facts: dict[str, Any]) -> str:
     """One line of JSON; characters that JSON leaves alone and terminals do not are escaped too."""
-    text = json.dumps(facts, ensure_ascii=False, default=str)
+    return escaped(json.dumps(facts, ensure_ascii=False, default=str))
+
+
+def escaped(text: str) -> str:
+    """JSON in one line that says the same without a control character."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 

@@ -119,3 +119,27 @@ def test_config_shows_values_origins_and_no_secrets(tmp_path: Path, monkeypatch:
 
 def test_the_module_says_its_version() -> None:
     assert CliRunner().invoke(main, ["--version"]).output == f"oncewire {cli.oncewire.__version__}\n"
+
+
+def test_what_a_command_says_goes_through_one_door() -> None:
+    """`face.say` takes out what would steer a terminal. Beside it: documents as they are, the board, the tour."""
+    folder = Path(face.__file__).parent
+    echoes = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted(folder.glob("*.py"))
+        if path.name not in ("face.py", "board.py", "demo.py")
+        for line in path.read_text().splitlines()
+        if "click.echo(" in line and "nl=False" not in line
+    ]
+    assert [] == echoes
+
+
+def test_a_line_and_an_error_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    face.say("a\x1b[2J\nb\u202e", sign="! ")
+    assert "! a\\x1b[2J\\nb\\u202e\n" == capsys.readouterr().out
+    face.print_json({"a": "\x9b\x7f\n"})
+    told = capsys.readouterr().out
+    assert (told.isascii(), {"a": "\x9b\x7f\n"}) == (True, json.loads(told))
+    with pytest.raises(SystemExit):
+        face.fail(Refused("first\x1b[2J\nsecond", hint="third"), False)
+    assert "error: first\\x1b[2J\n  second\n  third\n" == click.unstyle(capsys.readouterr().err)

@@ -248,16 +248,16 @@ def status(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
 
 def _print_status(found: Status) -> None:
     ledger = found.ledger
-    click.echo(f"agent {found.agent}, ledger {ledger.id}, block {ledger.block} (confirmed up to {ledger.confirmed})")
+    face.say(f"agent {found.agent}, ledger {ledger.id}, block {ledger.block} (confirmed up to {ledger.confirmed})")
     remembers = f"{found.keep_s / 86_400:.1f} days" if found.keep_s else "for ever"
     forgotten = f"; blocks up to {ledger.base} are forgotten" if ledger.base else ""
-    click.echo(f"  {'remembers':<20} {remembers}{forgotten}")
+    face.say(f"  {'remembers':<20} {remembers}{forgotten}")
     for one in found.sources:
-        click.echo(f"  {one.stream:<20} lag {one.lag}, in flight {one.in_flight}, redelivered {one.redelivered}")
-    click.echo(f"  {'incomplete':<20} {ledger.incomplete} inputs, {ledger.unpublished} effects unconfirmed")
-    click.echo(f"  {'last error':<20} {ledger.last_error or 'none'}")
+        face.say(f"  {one.stream:<20} lag {one.lag}, in flight {one.in_flight}, redelivered {one.redelivered}")
+    face.say(f"  {'incomplete':<20} {ledger.incomplete} inputs, {ledger.unpublished} effects unconfirmed")
+    face.say(f"  {'last error':<20} {ledger.last_error or 'none'}")
     for problem in found.problems:
-        click.echo(f"{click.style('!', fg='yellow', bold=True)} {problem}")
+        face.say(problem, sign=click.style("! ", fg="yellow", bold=True))
 
 
 @agent.command("hash")
@@ -277,11 +277,11 @@ def hash_(*, target: str, store_url: str, schema: str, as_json: bool, **flags: A
     if as_json:
         face.print_json(msgspec.to_builtins(report) | {"is_equal": report.is_equal})
     else:
-        click.echo(report.recomputed)
-        click.echo(f"  {report.agent}, ledger {report.ledger}, blocks {report.first} to {report.last}")
+        face.say(report.recomputed)
+        face.say(f"  {report.agent}, ledger {report.ledger}, blocks {report.first} to {report.last}")
         _print_difference(report.difference)
         if not report.is_equal and report.difference is None:
-            click.echo(f"{_sign(is_well=False)} the ledger says {report.stored}")
+            face.say(f"the ledger says {report.stored}", sign=_sign(is_well=False))
     sys.exit(0 if report.is_equal else face.EXIT_NOT_WELL)
 
 
@@ -305,25 +305,25 @@ def replay(*, target: str, store_url: str, schema: str, as_json: bool, **flags: 
 
 
 def _print_replay(report: Report) -> None:
-    click.echo(f"{_sign(is_well=report.hash.is_equal)} state hash {report.hash.recomputed}")
+    face.say(f"state hash {report.hash.recomputed}", sign=_sign(is_well=report.hash.is_equal))
     compared = f"{report.inputs} inputs run again, {report.effects} effects compared"
-    click.echo(f"{_sign(is_well=report.difference is None)} {compared}")
-    click.echo(f"{_sign(is_well=not report.rows)} tables: {', '.join(report.tables) or 'none written'}")
+    face.say(f"{compared}", sign=_sign(is_well=report.difference is None))
+    face.say(f"tables: {', '.join(report.tables) or 'none written'}", sign=_sign(is_well=not report.rows))
     _print_difference(report.hash.difference or report.difference)
     for table in report.rows:
-        click.echo(f"  {table}")
+        face.say(f"  {table}")
     if report.state is not None:
-        click.echo(f"  state {report.state}")
+        face.say(f"  state {report.state}")
 
 
 def _print_difference(found: Difference | None) -> None:
     if found is not None:
         where = f"{found.subject} at {found.stream} {found.sequence} ({found.identity})" if found.subject else "ledger"
-        click.echo(f"{_sign(is_well=False)} block {found.block}, {where}: {found.what}")
+        face.say(f"block {found.block}, {where}: {found.what}", sign=_sign(is_well=False))
 
 
 def _sign(*, is_well: bool) -> str:
-    return click.style("✓", fg="green", bold=True) if is_well else click.style("✗", fg="red", bold=True)
+    return click.style("✓ ", fg="green", bold=True) if is_well else click.style("✗ ", fg="red", bold=True)
 
 
 @agent.command()
@@ -355,6 +355,6 @@ def apply(*, target: str, accept_loss: str, as_json: bool, **flags: Any) -> None
         face.print_json({"consumers": changed, "accepted": msgspec.to_builtins(accepted)})
         return
     for name, what in changed.items():
-        click.echo(f"{name}: {', '.join(what) or 'as it should be'}")
+        face.say(f"{name}: {', '.join(what) or 'as it should be'}")
     for loss in accepted:
-        click.echo(f"accepted: {loss.sentence}")
+        face.say(f"accepted: {loss.sentence}")

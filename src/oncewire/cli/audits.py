@@ -58,7 +58,7 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
         face.print_json(msgspec.to_builtins(found))
     else:
         for line in verdict.lines(found):
-            click.echo(line)
+            face.say(line)
     if not found.is_good:
         raise SystemExit(face.EXIT_NOT_WELL)
 
@@ -106,4 +106,4 @@ def report(*, out: Path, run_id: str, days: int, as_json: bool, **flags: Any) ->
     if as_json:
         face.print_json({"out": str(out), "bytes": len(text.encode())})
     else:
-        click.echo(f"written: {out}")
+        face.say(f"written: {out}")

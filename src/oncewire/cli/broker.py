@@ -234,15 +234,15 @@ def _show(log: LogShown, as_json: bool) -> None:
     if as_json:
         face.print_json(msgspec.to_builtins(log))
         return
-    click.echo(f"{log.folder}: {log.commits} commits, {'closed cleanly' if log.is_sealed else 'not closed'}")
+    face.say(f"{log.folder}: {log.commits} commits, {'closed cleanly' if log.is_sealed else 'not closed'}")
     if log.snapshot:
-        click.echo(f"  {log.snapshot}  {log.snapshot_bytes} bytes")
+        face.say(f"  {log.snapshot}  {log.snapshot_bytes} bytes")
     for one in log.segments:
         left = f", {one.unconfirmed_bytes} bytes unconfirmed" if one.unconfirmed_bytes else ""
-        click.echo(f"  segment {one.number}  {one.bytes} bytes, {one.commits} commits, {one.records} records{left}")
+        face.say(f"  segment {one.number}  {one.bytes} bytes, {one.commits} commits, {one.records} records{left}")
     for kind, count in log.records.items():
-        click.echo(f"  {count:>10}  {kind}")
+        face.say(f"  {count:>10}  {kind}")
     if log.torn:
-        click.echo(f"  torn tail: {log.torn_bytes} bytes, {log.torn}")
+        face.say(f"  torn tail: {log.torn_bytes} bytes, {log.torn}")
     if log.damage:
-        click.echo(f"  damaged: {log.damage}")
+        face.say(f"  damaged: {log.damage}")

@@ -44,4 +44,4 @@ def config(*, as_json: bool, **flags: Any) -> None:
     for row in rows:
         origin = str(row["origin"])
         line = f"{row['key']:<{key_width}}  {row['value'] or '–':<{value_width}}  {origin}"
-        click.echo(line if origin != "default" else click.style(line, dim=True))
+        face.say(line, is_dim=origin == "default")

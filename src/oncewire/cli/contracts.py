@@ -40,7 +40,7 @@ def export(*, out: Path | None, as_json: bool) -> None:
         face.print_json({"written": written})
         return
     for path in written:
-        click.echo(path)
+        face.say(str(path))
 
 
 def _write(published: schemas.Published, out: Path) -> str:
@@ -95,7 +95,7 @@ def check(*, file: Path, kind: str, as_json: bool) -> None:
     if as_json:
         face.print_json({"ok": True, "contract": published.name, "version": published.version})
     else:
-        click.echo(f"ok: {published.name} {published.version}")
+        face.say(f"ok: {published.name} {published.version}")
 
 
 def _read(file: Path) -> bytes:
@@ -112,6 +112,6 @@ def _show_broken(error: ContractViolation | TooLarge, as_json: bool) -> None:
     if as_json:
         face.print_json({"ok": False, "error": error.to_dict()})
         return
-    click.echo(f"{click.style('broken:', fg='red', bold=True)} {error.message}")
+    face.say(error.message, sign=click.style("broken: ", fg="red", bold=True))
     if error.hint:
-        click.echo(f"  {error.hint}")
+        face.say(f"  {error.hint}")

@@ -122,13 +122,13 @@ def _ask(flags: dict[str, Any], work: Callable[[Client], Awaitable[T]]) -> T:
 
 
 _FILTERS = (
-    click.option("--since", default="", metavar="TIME", help="Dead-lettered since: 2h, 7d, or 2026-11-15T08:00Z."),
-    click.option("--until", default="", metavar="TIME", help="Dead-lettered before."),
-    click.option("--cause", default="", help="As `dlq ls` shows it."),
-    click.option("--tenant", default="", help="Whose messages."),
-    click.option("--consumer", default="", help="For which consumer they failed."),
-    click.option("--stream", default="", help="From which stream they are."),
-    click.option("--subject", default="", help="On which subject they were; * and > match."),
+    click.option("--since", default=None, metavar="TIME", help="Dead-lettered since: 2h, 7d, or 2026-11-15T08:00Z."),
+    click.option("--until", default=None, metavar="TIME", help="Dead-lettered before."),
+    click.option("--cause", default=None, help="As `dlq ls` shows it."),
+    click.option("--tenant", default=None, help="Whose messages."),
+    click.option("--consumer", default=None, help="For which consumer they failed."),
+    click.option("--stream", default=None, help="From which stream they are."),
+    click.option("--subject", default=None, help="On which subject they were; * and > match."),
 )
 _FILTER_NAMES = ("since", "until", "cause", "tenant", "consumer", "stream", "subject")
 
@@ -143,6 +143,14 @@ def _with_filters(run: face.Run) -> face.Run:
 def _filter(flags: dict[str, Any], letters: tuple[str, ...] = ()) -> Filter:
     """The filter that the options ask for; they are taken out of `flags`."""
     given = {name: flags.pop(name) for name in _FILTER_NAMES}
+    empty = [f"--{name}" for name, value in given.items() if value == ""] + ["a LETTER" for one in letters if not one]
+    if empty:  # a variable of a script that nobody has set: it must not mean every letter
+        raise Refused(f"{empty[0]} is empty", hint="Leave it out, or say what it should be.")
+    given = {name: value or "" for name, value in given.items()}
+    try:
+        subjects.check_filter(given["subject"] or ">", "--subject")
+    except ContractViolation as wrong:
+        raise Refused(wrong.message, hint="For example evt.default.demo.> or cmd.*.") from None
     since, until = (_time_ms(given.pop(name), f"--{name}") for name in ("since", "until"))
     return Filter(since_ms=since, until_ms=until, ids=frozenset(letters), **given)
 
@@ -217,18 +225,18 @@ def _print_letters(letters: list[Dead], withdrawn: set[str]) -> None:
     for one in letters[:LETTERS_SHOWN_MAX]:
         sign = " withdrawn" if one.id in withdrawn else ""
         place = f"{one.stream} {one.of_sequence}"
-        click.echo(f"{one.sequence:>7}  {_when(one.at_ms)}  {one.cause}  {place}  {one.subject}  {one.consumer}{sign}")
+        face.say(f"{one.sequence:>7}  {_when(one.at_ms)}  {one.cause}  {place}  {one.subject}  {one.consumer}{sign}")
     if len(letters) > LETTERS_SHOWN_MAX:
-        click.echo(f"and {len(letters) - LETTERS_SHOWN_MAX} more: filter, or use --json")
-    click.echo(f"{len(letters)} letters")
+        face.say(f"and {len(letters) - LETTERS_SHOWN_MAX} more: filter, or use --json")
+    face.say(f"{len(letters)} letters")
 
 
 def _print_groups(groups: list[Group]) -> None:
     for one in groups:
         sign = f", {one.withdrawn} withdrawn" if one.withdrawn else ""
-        click.echo(f"{one.count:>7}  {one.cause}  {one.subject}  {one.consumer}{sign}")
-        click.echo(f"         {_when(one.first_ms)} to {_when(one.last_ms)}: {one.error}")
-    click.echo(f"{sum(one.count for one in groups)} letters")
+        face.say(f"{one.count:>7}  {one.cause}  {one.subject}  {one.consumer}{sign}")
+        face.say(f"         {_when(one.first_ms)} to {_when(one.last_ms)}: {one.error}")
+    face.say(f"{sum(one.count for one in groups)} letters")
 
 
 @dlq.command()
@@ -260,9 +268,11 @@ def show(*, letter: str, as_json: bool, **flags: Any) -> None:
         return
     for name, value in facts.items():
         if value not in ("", {}, False):
-            click.echo(f"{name:<14} {value}")
+            face.say(f"{name:<14} {value}")
     text = body.decode("utf-8", "backslashreplace")
-    click.echo(text if len(text) <= BODY_SHOWN_CHARS else f"{text[:BODY_SHOWN_CHARS]}… ({len(body)} bytes)")
+    shown = text if len(text) <= BODY_SHOWN_CHARS else f"{text[:BODY_SHOWN_CHARS]}… ({len(body)} bytes)"
+    for line in shown.split("\n"):
+        face.say(line)
 
 
 # ---- acting
@@ -337,14 +347,14 @@ def _read_body(path: Path | None) -> bytes | None:
 
 def _print_report(report: Report) -> None:
     verb = "would be replayed" if report.is_dry_run else "replayed"
-    click.echo(f"{report.replayed} of {report.matched} letters {verb}")
+    face.say(f"{report.replayed} of {report.matched} letters {verb}")
     if report.already_out:
-        click.echo(f"{report.already_out} were published before and are cleared now")
+        face.say(f"{report.already_out} were published before and are cleared now")
     for problem in report.problems:
-        click.echo(f"  {problem.sequence}: {problem.reason}")
+        face.say(f"  {problem.sequence}: {problem.reason}")
     hidden = report.done + report.refused - len(report.problems)
     if hidden > 0:
-        click.echo(f"  and {hidden} more")
+        face.say(f"  and {hidden} more")
 
 
 @dlq.command("drop")
@@ -368,7 +378,7 @@ def drop_(*, letters: tuple[str, ...], is_all: bool, reason: str, is_sure: bool,
         click.confirm("Delete these letters for good?", abort=True)
     with _bar(as_json, "dropping") as (_, progress):
         dropped = _ask(flags, lambda client: replay.drop(client, chosen, reason, progress))
-    face.print_json({"dropped": dropped}) if as_json else click.echo(f"{dropped} letters dropped")
+    face.print_json({"dropped": dropped}) if as_json else face.say(f"{dropped} letters dropped")
 
 
 @dlq.command("inject")
@@ -395,10 +405,11 @@ def inject_(
         raise Refused("only the dead-letter service writes dlq.>", hint="Give --testing if this is a test.")
     try:
         subjects.check_subject(subject)
+        subjects.token(consumer, "--consumer")
     except ContractViolation as wrong:
         raise Refused(wrong.message, hint=wrong.hint) from None
     id_ = _ask(flags, lambda client: replay.inject(client, subject, body.encode(), consumer, cause))
-    face.print_json({"letter": id_}) if as_json else click.echo(id_)
+    face.print_json({"letter": id_}) if as_json else face.say(id_)
 
 
 # ---- losses
@@ -430,6 +441,6 @@ def losses_(*, acknowledge: str, as_json: bool, **flags: Any) -> None:
     else:
         for one in found:
             sign = f"acknowledged {_when(one.acknowledged_ms)}" if one.is_acknowledged else "open"
-            click.echo(f"{_when(one.found_ms)}  {one.sentence}: {sign}")
-        click.echo(f"{len(found)} losses")
+            face.say(f"{_when(one.found_ms)}  {one.sentence}: {sign}")
+        face.say(f"{len(found)} losses")
     sys.exit(0 if all(one.is_acknowledged for one in found) else face.EXIT_NOT_WELL)

@@ -52,11 +52,11 @@ def _show(checks: list[rules.Check]) -> None:
     name_width = max(len(check.name) for check in checks)
     for check in checks:
         verdict = click.style(f"{check.verdict:<{verdict_width}}", fg=COLORS[check.verdict], bold=True)
-        click.echo(f"{verdict}  {check.name:<{name_width}}  {check.text}")
+        face.say(f"{check.name:<{name_width}}  {check.text}", sign=f"{verdict}  ")
         if check.remedy:
-            click.echo(f"{'':<{verdict_width + name_width + 2}}  → {check.remedy}")
-    click.echo()
-    click.echo(_summary(checks))
+            face.say(f"{'':<{verdict_width + name_width + 2}}  → {check.remedy}")
+    face.say()
+    face.say(_summary(checks))
 
 
 def _summary(checks: list[rules.Check]) -> str:

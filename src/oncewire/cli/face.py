@@ -135,20 +135,30 @@ def fail(error: OncewireError, as_json: bool) -> NoReturn:
     if as_json:
         click.echo(json.dumps({"error": error.to_dict()}), err=True)
     else:
-        click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+        first, *more = error.message.split("\n")
+        say(first, sign=click.style("error: ", fg="red", bold=True), err=True)
+        for line in (*more, *([error.hint] if error.hint else [])):
+            say(f"  {line}", err=True)
     sys.exit(exit_code(error))
 
 
+def say(text: str = "", *, sign: str = "", is_dim: bool = False, err: bool = False) -> None:
+    """One line for a person. What stands in it may be anybody's, a stranger's dead letter say: what would steer a
+    terminal or break the line is shown by its number. `sign` stands before it, and is ours, with its colours."""
+    shown = logs.printable(text)
+    click.echo(f"{sign}{click.style(shown, dim=True) if is_dim else shown}", err=err)
+
+
 def print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """The same for machines: escaped, so that it means the same."""
+    for line in json.dumps(value, indent=2, ensure_ascii=False).split("\n"):
+        click.echo(logs.escaped(line))
 
 
 def load_named(target: str, what: str, *, hint: str) -> object:
     """What stands behind `module:name`, looked for in the current folder first, or None."""
     module, _, name = target.partition(":")
-    if not module or not name:
+    if not all(part.isidentifier() for part in module.split(".")) or not name:
         raise Refused(f"{target!r} is not MODULE:{what}", hint=hint)
     sys.path.insert(0, str(Path.cwd()))
     try:

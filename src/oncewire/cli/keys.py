@@ -58,8 +58,8 @@ def create(*, tenant: str, name: str, grants: tuple[str, ...], days: int, as_jso
     if as_json:
         face.print_json({**_shown(key), "key": text, "file": str(file.path)})
         return
-    click.echo(text)
-    click.echo(f"Keep it: it is not shown again. Its id is {key.id}; {file.path} knows only its hash.", err=True)
+    face.say(text)
+    face.say(f"Keep it: it is not shown again. Its id is {key.id}; {file.path} knows only its hash.", err=True)
 
 
 @keys.command()
@@ -78,9 +78,9 @@ def ls(*, as_json: bool, **flags: Any) -> None:
         face.print_json([_shown(key) for key in found])
         return
     if not found:
-        click.echo(f"No keys in {file.path}. Make one: oncewire keys create --help")
+        face.say(f"No keys in {file.path}. Make one: oncewire keys create --help")
     for key in found:
-        click.echo(f"{key.id}  {_state(key):10}  {key.tenant:16}  {key.name:24}  {', '.join(key.grants)}")
+        face.say(f"{key.id}  {_state(key):10}  {key.tenant:16}  {key.name:24}  {', '.join(key.grants)}")
 
 
 @keys.command()
@@ -98,7 +98,7 @@ def revoke(*, key_id: str, as_json: bool, **flags: Any) -> None:
     if as_json:
         face.print_json(_shown(key))
     else:
-        click.echo(f"{key.id} ({key.name} of {key.tenant}) no longer works")
+        face.say(f"{key.id} ({key.name} of {key.tenant}) no longer works")
 
 
 def _file(flags: dict[str, Any]) -> KeyFile:

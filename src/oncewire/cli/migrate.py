@@ -40,8 +40,8 @@ async def _migrate(url: str, schema: str, as_json: bool) -> None:
         face.print_json({"applied": [one.title for one in applied]})
         return
     for one in applied:
-        click.echo(f"applied {one.title}")
-    click.echo(f"{mask_url(url)} is up to date")
+        face.say(f"applied {one.title}")
+    face.say(f"{mask_url(url)} is up to date")
 
 
 def require_postgres(settings: Settings) -> str:

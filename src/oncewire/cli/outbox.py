@@ -78,14 +78,14 @@ def status(*, schema: str, as_json: bool, **flags: Any) -> None:
 def _print_status(found: Status) -> None:
     for one in found.counts:
         age = f", the oldest for {one.oldest_s:.0f} s" if one.pending + one.failed else ""
-        click.echo(f"{one.outbox:<14} {one.pending} pending, {one.failed} failed{age}")
+        face.say(f"{one.outbox:<14} {one.pending} pending, {one.failed} failed{age}")
     for stuck in found.conversations:
         behind = f"{stuck.waiting} waiting, {stuck.attempts} attempts"
-        click.echo(f"conversation {stuck.conversation_id} stops at {stuck.sequence} ({behind}): {stuck.error}")
+        face.say(f"conversation {stuck.conversation_id} stops at {stuck.sequence} ({behind}): {stuck.error}")
     for message in found.messages:
-        click.echo(f"message {message.id} to {message.subject} ({message.attempts} attempts): {message.error}")
+        face.say(f"message {message.id} to {message.subject} ({message.attempts} attempts): {message.error}")
     if not found.is_well:
-        click.echo("`oncewire outbox retry` tries again now; `oncewire outbox void` gives up on one.")
+        face.say("`oncewire outbox retry` tries again now; `oncewire outbox void` gives up on one.")
 
 
 @outbox.command()
@@ -168,4 +168,4 @@ def purge(*, older_than_s: int, schema: str, as_json: bool, **flags: Any) -> Non
 
 
 def _report(as_json: bool, facts: dict[str, Any], text: str) -> None:
-    face.print_json(facts) if as_json else click.echo(text)
+    face.print_json(facts) if as_json else face.say(text)

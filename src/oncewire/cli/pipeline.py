@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -173,26 +174,27 @@ def standing_of(settings: Settings, lake: Lake) -> dict[str, Any]:
 def _print(told: dict[str, Any]) -> None:
     from oncewire.pipeline.lake import hold
 
-    click.echo(f"lake {told['lake']}, held by {hold.shown(told['held_by'])}")
+    face.say(f"lake {told['lake']}, held by {hold.shown(told['held_by'])}")
     for one in told["streams"]:
         if not one["reached"] and not one["last"] and not one["error"]:
             continue
         last = "?" if one["last"] is None else f"{one['last']:,}"
-        click.echo(f"  {one['name']:<20} {one['reached']:>14,} of {last:>14}  {one['state']}")
+        face.say(f"  {one['name']:<20} {one['reached']:>14,} of {last:>14}  {one['state']}")
         if one["error"]:
-            click.echo(f"    {click.style('!', fg='yellow', bold=True)} {one['error']}")
-            click.echo(f"      {one['hint']}")
+            face.say(f"{one['error']}", sign=_MARK)
+            face.say(f"      {one['hint']}")
     _print_topics(told["topics"])
     for name in told["left_out"]:
-        click.echo(f"  {name:<20} left out: {_LEFT_OUT.get(name, _QUEUE)}")
-    click.echo(f"  silver has version {told['silver_has']} of bronze's {told['bronze_version']}")
+        face.say(f"  {name:<20} left out: {_LEFT_OUT.get(name, _QUEUE)}")
+    face.say(f"  silver has version {told['silver_has']} of bronze's {told['bronze_version']}")
     if told["audit"]:
-        click.echo(f"  audited {told['audit']['at']}: {audits.word(told['audit'])}")
+        face.say(f"  audited {told['audit']['at']}: {audits.word(told['audit'])}")
     for one in told["tables"]:
         size = one["size_bytes"] / (1 << 20)
-        click.echo(f"  {one['name']:<20} {one['rows']:>14,} rows  {one['files']:>6,} files  {size:>10,.1f} MiB")
+        face.say(f"  {one['name']:<20} {one['rows']:>14,} rows  {one['files']:>6,} files  {size:>10,.1f} MiB")
 
 
+_MARK = f"    {click.style('!', fg='yellow', bold=True)} "
 _QUEUE = "a work queue, whose inputs come with the ledger's blocks"
 _LEFT_OUT = {SNAPSHOTS: "what the broker's records amount to, which are read"}
 
@@ -201,13 +203,11 @@ def _print_topics(told: dict[str, Any]) -> None:
     listed = "?" if told["listed"] is None else f"{told['listed']:,}"
     if told["read"] or told["listed"]:
         behind = f", {told['behind']:,} behind" if told["behind"] else ""
-        click.echo(
-            f"  {'topics':<20} {told['messages']:>14,} messages of {told['read']:,} topics, {listed} now{behind}"
-        )
+        face.say(f"  {'topics':<20} {told['messages']:>14,} messages of {told['read']:,} topics, {listed} now{behind}")
     for name, why in told["stopped"].items():
-        click.echo(f"    {click.style('!', fg='yellow', bold=True)} {name}: {why}")
+        face.say(f"{name}: {why}", sign=_MARK)
     if told["error"]:
-        click.echo(f"    {click.style('!', fg='yellow', bold=True)} {told['error']} {told['hint']}")
+        face.say(f"{told['error']} {told['hint']}", sign=_MARK)
 
 
 # ---- what is run, on what
@@ -231,7 +231,14 @@ def require_spark() -> None:
 def lake_of(settings: Settings, partition_by: str = "") -> Lake:
     from oncewire.pipeline.lake.log import Lake
 
-    return Lake(settings.lake or settings.data / "lake", partition_by=partition_by)
+    path = Path(settings.lake or settings.data / "lake")
+    try:
+        path.is_dir()  # that it is not there is fine; that nobody can say is not
+    except OSError as error:
+        raise Refused(
+            f"the lake {str(path)[:200]!r} cannot be looked at: {error.strerror}", hint="See --lake."
+        ) from None
+    return Lake(path, partition_by=partition_by)
 
 
 def session(settings: Settings) -> SparkSession:

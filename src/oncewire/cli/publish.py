@@ -42,7 +42,7 @@ def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...]
     if as_json:
         face.print_json({"stream": ack.stream, "sequence": ack.sequence, "duplicate": ack.is_duplicate})
     else:
-        click.echo(f"{ack.stream} {ack.sequence}{', it stands there already' if ack.is_duplicate else ''}")
+        face.say(f"{ack.stream} {ack.sequence}{', it stands there already' if ack.is_duplicate else ''}")
 
 
 def _headers(given: tuple[str, ...]) -> dict[str, str]:

@@ -72,7 +72,7 @@ def lint(*, files: tuple[Path, ...], as_json: bool, **flags: Any) -> None:
         face.print_json(msgspec.to_builtins(found.findings))
     else:
         _print(text.finding_lines(found.findings))
-        click.echo(text.findings_summary(found))
+        face.say(text.findings_summary(found))
     sys.exit(face.EXIT_NOT_WELL if errors(found.findings) else 0)
 
 
@@ -152,7 +152,7 @@ def apply(
         face.print_json({"done": [_facts(step) for step in done], **_plan_facts(left)})
     else:
         _print(text.plan_lines(left))
-        click.echo(text.outcome(left, done))
+        face.say(text.outcome(left, done))
     sys.exit(face.EXIT_NOT_WELL if left.steps else 0)
 
 
@@ -275,7 +275,7 @@ def _show(found: Plan, as_json: bool) -> None:
         face.print_json(_plan_facts(found))
     else:
         _print(text.plan_lines(found))
-        click.echo(text.summary(found))
+        face.say(text.summary(found))
 
 
 def _plan_facts(found: Plan) -> dict[str, Any]:
@@ -304,4 +304,4 @@ def _print(lines: Iterable[Line]) -> None:
         rest = f"{line.name:<{name_width}}  {line.text}" if name_width else line.text
         room = columns - sign_width - 2
         is_clipped = line.sign == "+" and 0 < room < len(rest)
-        click.echo(f"{sign}  {rest[: room - 1]}…" if is_clipped else f"{sign}  {rest}")
+        face.say(f"{rest[: room - 1]}…" if is_clipped else rest, sign=f"{sign}  ")
