@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from oncewire.contracts.subjects import INCARNATIONS_BUCKET
+from oncewire.contracts.subjects import INCARNATIONS_BUCKET, token
 from oncewire.errors import Conflict, NotFound
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def record(client: Client, loss: Loss) -> Loss:
 
 async def losses(client: Client, stream: str = "") -> list[Loss]:
     """All that are recorded, of one stream or of every one, the oldest first."""
-    found = await client.kv(LOSSES_BUCKET).entries(f"{stream}.>" if stream else ">")
+    found = await client.kv(LOSSES_BUCKET).entries(f"{token(stream, 'stream')}.>" if stream else ">")
     return sorted((msgspec.json.decode(one.value, type=Loss) for one in found), key=lambda one: one.found_ms)
 
 

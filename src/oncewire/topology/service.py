@@ -89,14 +89,14 @@ async def apply(
 
     `recreate` and `accept` name items as plans show them, such as `stream:BILLING` or `consumer:BILLING/worker`.
     """
-    part = topology.for_service(service) if service else topology
+    part = topology.for_service(service) if service is not None else topology
     allowed = partial(permit, recreate=recreate, accept=accept)
     return await bring_about(client, part, topology, allowed, on_step, is_whole=True)
 
 
 async def compare(client: Client, topology: Topology, *, service: str | None = None) -> Plan:
     """What `apply` would have to do."""
-    part = topology.for_service(service) if service else topology
+    part = topology.for_service(service) if service is not None else topology
     return plan(part, await look(client, part), topology)
 
 
@@ -112,7 +112,7 @@ async def readiness(client: Client, topology: Topology, service: str | None = No
 
     A server that does not answer is a problem in the list, not an error.
     """
-    return (await survey(client, topology, topology.for_service(service) if service else topology)).problems
+    return (await survey(client, topology, topology.for_service(service) if service is not None else topology)).problems
 
 
 async def survey(client: Client, topology: Topology, part: Topology) -> Survey:
