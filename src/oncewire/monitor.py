@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -88,9 +88,13 @@ def _unknown(why: str) -> Durability:
     return Durability(Promise.UNKNOWN, f"not known whether a power cut loses what is acknowledged: {why}")
 
 
-async def ask_json(url: str, path: str) -> dict[str, Any]:
+Trust = Callable[[], ssl.SSLContext]
+"""Whom to believe at an https address; asked for each connection, so that renewed files count."""
+
+
+async def ask_json(url: str, path: str, trust: Trust = ssl.create_default_context) -> dict[str, Any]:
     """The answer of a monitoring endpoint such as `/jsz`."""
-    status, body = await ask(url, path)
+    status, body = await ask(url, path, trust)
     where = _shown(urlsplit(url))
     try:
         answer = json.loads(body)
@@ -104,16 +108,21 @@ async def ask_json(url: str, path: str) -> dict[str, Any]:
     return answer
 
 
-async def ask(url: str, path: str) -> tuple[int, bytes]:
+async def ask(url: str, path: str, trust: Trust = ssl.create_default_context) -> tuple[int, bytes]:
     """GET `path`: status and body."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidSetting("that is not a monitoring address", hint="Write it like http://host:8222.")
     try:
         async with asyncio.timeout(ANSWER_S_MAX):
-            raw = await _exchange(parts.hostname, parts.port, parts.scheme == "https", parts.path.rstrip("/") + path)
+            tls = trust() if parts.scheme == "https" else None
+            raw = await _exchange(parts.hostname, parts.port, tls, parts.path.rstrip("/") + path)
     except TimeoutError:
         raise TimedOut(f"{_shown(parts)} did not answer within {ANSWER_S_MAX:g} s") from None
+    except ssl.SSLError as error:
+        raise NotConnected(
+            f"{_shown(parts)} cannot be trusted: {error}", hint="Check nats.ca and the address of the monitoring port."
+        ) from None
     except OSError as error:
         raise NotConnected(f"{_shown(parts)} cannot be reached: {error.strerror or error}") from None
     head, _, body = raw.partition(b"\r\n\r\n")
@@ -126,10 +135,9 @@ def _shown(parts: SplitResult) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
-async def _exchange(host: str, port: int | None, is_tls: bool, path: str) -> bytes:
+async def _exchange(host: str, port: int | None, tls: ssl.SSLContext | None, path: str) -> bytes:
     # HTTP/1.0: the server closes after its answer, and never answers in chunks.
-    tls = ssl.create_default_context() if is_tls else None
-    reader, writer = await asyncio.open_connection(host, port or (443 if is_tls else 80), ssl=tls)
+    reader, writer = await asyncio.open_connection(host, port or (443 if tls else 80), ssl=tls)
     try:
         writer.write(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode())
         chunks = bytearray()

@@ -11,10 +11,12 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,13 +39,22 @@ def free_port() -> int:
 class NatsServer:
     """One nats-server process. Keeps its port and its data over `kill` and `start`."""
 
-    def __init__(self, folder: Path, config: str = "", *, sync_always: bool = False, name: str = "test") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str = "",
+        *,
+        sync_always: bool = False,
+        name: str = "test",
+        is_monitor_tls: bool = False,
+    ) -> None:
         self.folder = folder
         self.name = name
         self.port = free_port()
         self.monitor_port = free_port()
         self.config = config
         self.sync_always = sync_always
+        self._monitor = "https" if is_monitor_tls else "http"
         self.jetstream = True
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -53,7 +64,7 @@ class NatsServer:
 
     @property
     def monitor_url(self) -> str:
-        return f"http://127.0.0.1:{self.monitor_port}"
+        return f"{self._monitor}://127.0.0.1:{self.monitor_port}"
 
     @property
     def log(self) -> str:
@@ -69,7 +80,7 @@ class NatsServer:
         text = f"""
             server_name: {json.dumps(self.name)}
             listen: "127.0.0.1:{self.port}"
-            http: "127.0.0.1:{self.monitor_port}"
+            {self._monitor}: "127.0.0.1:{self.monitor_port}"
             log_file: {json.dumps(str(self.folder / "server.log"))}
             {jetstream if self.jetstream else ""}
             {self.config}
@@ -93,9 +104,12 @@ class NatsServer:
         raise TimeoutError(f"nats-server did not start: {self.log[-2000:]}")
 
     def _is_healthy(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.monitor_port), 1) as probe:
-            probe.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
-            return b" 200 " in probe.recv(64)
+        trusting = ssl._create_unverified_context() if self._monitor == "https" else None
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{self.monitor_url}/healthz", timeout=1, context=trusting) as answer,
+        ):
+            return bool(answer.status == 200)
         return False
 
     def signal(self, number: int) -> None:
@@ -120,9 +134,9 @@ class NatsServer:
 
 
 @contextlib.contextmanager
-def nats_server(config: str = "", *, sync_always: bool = False) -> Iterator[NatsServer]:
+def nats_server(config: str = "", *, sync_always: bool = False, is_monitor_tls: bool = False) -> Iterator[NatsServer]:
     with tempfile.TemporaryDirectory(prefix="ow-nats-") as folder:
-        server = NatsServer(Path(folder), config, sync_always=sync_always)
+        server = NatsServer(Path(folder), config, sync_always=sync_always, is_monitor_tls=is_monitor_tls)
         try:
             yield server.start()
         finally:

@@ -14,7 +14,7 @@ import uvloop
 from oncewire.errors import AuthenticationFailed, InvalidSetting, NotConnected, PermissionDenied
 from oncewire.jetstream import Client, Options, State, connect
 from oncewire.jetstream.nkeys import ensure_key
-from oncewire.jetstream.options import tls_context
+from oncewire.jetstream.options import TlsFiles, tls_files
 from tests.support.jwt import Operator, make_seed
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_consumer, make_stream
@@ -185,7 +185,7 @@ def tls_config(authority: Authority, *, more: str = "") -> str:
 
 async def test_tls(authority: Authority) -> None:
     with nats_server(tls_config(authority)) as server:
-        tls = tls_context(str(authority.path))
+        tls = TlsFiles(str(authority.path)).read()
         for url in (server.url, server.url.replace("nats://", "tls://")):
             async with connect(url, tls=tls) as client:
                 stream = await make_stream(client)
@@ -200,7 +200,7 @@ async def test_tls(authority: Authority) -> None:
 @pytest.mark.parametrize("tls_first", [False, True])
 def test_tls_on_uvloop(authority: Authority, tls_first: bool) -> None:
     async def body(url: str) -> int:
-        async with Client(Options((url,), tls=tls_context(str(authority.path)), tls_first=tls_first)) as client:
+        async with Client(Options((url,), tls=TlsFiles(str(authority.path)).read(), tls_first=tls_first)) as client:
             stream = await make_stream(client)
             return (await client.publish(f"{stream}.x", b"x" * 500_000)).sequence
 
@@ -214,7 +214,7 @@ def test_tls_on_uvloop(authority: Authority, tls_first: bool) -> None:
 
 async def test_a_reconnect_is_encrypted_too(authority: Authority) -> None:
     with nats_server(tls_config(authority)) as server:
-        async with connect(server.url, tls=tls_context(str(authority.path))) as client:
+        async with connect(server.url, tls=TlsFiles(str(authority.path)).read()) as client:
             server.kill()
             server.start()
             await until(lambda: client.connection.reconnects == 1)
@@ -225,14 +225,14 @@ async def test_a_reconnect_is_encrypted_too(authority: Authority) -> None:
 
 async def test_tls_before_the_first_line(authority: Authority) -> None:
     with nats_server(tls_config(authority, more="handshake_first: true")) as server:
-        options = Options((server.url,), tls=tls_context(str(authority.path)), tls_first=True)
+        options = Options((server.url,), tls=TlsFiles(str(authority.path)).read(), tls_first=True)
         assert await works(Client(options))
 
 
 async def test_a_server_of_an_unknown_authority_is_refused(authority: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger")
     with nats_server(tls_config(authority)) as server:
-        for tls in (None, tls_context(str(stranger.path))):
+        for tls in (None, TlsFiles(str(stranger.path)).read()):
             with pytest.raises(NotConnected, match=r"TLS failed: .*(certificate|CERTIFICATE)") as caught:
                 await within(connect(server.url, tls=tls).open())
             assert "nats.ca" in caught.value.hint
@@ -244,15 +244,15 @@ async def test_a_certificate_for_another_address_is_refused(authority: Authority
         nats_server(f'tls {{ cert_file: "{cert}", key_file: "{key}" }}') as server,
         pytest.raises(NotConnected, match="TLS failed"),
     ):
-        await within(connect(server.url, tls=tls_context(str(authority.path))).open())
+        await within(connect(server.url, tls=TlsFiles(str(authority.path)).read()).open())
 
 
 async def test_a_client_certificate(authority: Authority) -> None:
     cert, key = authority.issue("client")
     with nats_server(tls_config(authority, more="verify: true")) as server:
-        assert await works(connect(server.url, tls=tls_context(str(authority.path), str(cert), str(key))))
+        assert await works(connect(server.url, tls=TlsFiles(str(authority.path), str(cert), str(key)).read()))
         with pytest.raises(NotConnected):
-            await within(connect(server.url, tls=tls_context(str(authority.path))).open())
+            await within(connect(server.url, tls=TlsFiles(str(authority.path)).read()).open())
 
 
 async def test_a_server_without_tls_is_refused_when_tls_is_asked_for(server: NatsServer) -> None:
@@ -265,4 +265,4 @@ async def test_a_server_without_tls_is_refused_when_tls_is_asked_for(server: Nat
 @pytest.mark.parametrize("files", [("missing", "", ""), ("", "missing", ""), ("", "missing", "missing")])
 def test_tls_files_that_cannot_be_used_are_named(files: tuple[str, str, str]) -> None:
     with pytest.raises(InvalidSetting, match="TLS files"):
-        tls_context(*files)
+        tls_files(*files)

@@ -86,7 +86,7 @@ async def nats_facts_by(client: Client, settings: Settings, part: Part = lambda 
     server, jetstream_error = client.server, await _jetstream_error(client)
     whole = _declared(settings)
     found = topology.Survey([]) if jetstream_error else await topology.survey(client, whole, part(whole))
-    answers, monitor_error = await _ask_monitors(settings.nats_monitor_url)
+    answers, monitor_error = await _ask_monitors(settings.nats_monitor_url, client.connection.options.trust)
     return doctor.Nats(
         url,
         version=server.version,
@@ -141,11 +141,12 @@ async def _jetstream_error(client: Client) -> str:
     return ""
 
 
-async def _ask_monitors(urls: str) -> tuple[list[dict[str, Any]], str]:
-    """The `/jsz` of each address; with one that fails, none: a part of a cluster proves nothing."""
+async def _ask_monitors(urls: str, trust: monitor.Trust) -> tuple[list[dict[str, Any]], str]:
+    """The `/jsz` of each address; with one that fails, none: a part of a cluster proves nothing. It is the same servers
+    that the client trusts."""
     addresses = [one.strip() for one in urls.split(",") if one.strip()]
     try:
-        return list(await asyncio.gather(*(monitor.ask_json(one, "/jsz") for one in addresses))), ""
+        return list(await asyncio.gather(*(monitor.ask_json(one, "/jsz", trust) for one in addresses))), ""
     except OncewireError as error:
         return [], error.message
 

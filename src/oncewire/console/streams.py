@@ -70,7 +70,8 @@ class Surveyor:
     async def durability(self) -> monitor.Durability:
         """What the server promises; not known when its monitoring port does not answer."""
         try:
-            asked = await asyncio.gather(*(monitor.ask_json(one, "/jsz") for one in self._monitors))
+            trust = self.client.connection.options.trust
+            asked = await asyncio.gather(*(monitor.ask_json(one, "/jsz", trust) for one in self._monitors))
         except OncewireError as error:
             return monitor.Durability(monitor.Promise.UNKNOWN, f"not known whether a power cut loses what is "
                                       f"acknowledged: {error.message}")  # fmt: skip

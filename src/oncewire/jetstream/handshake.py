@@ -39,8 +39,7 @@ async def _greet(wire: Wire, server: str, options: Options, subscription: bytes)
     loop = wire.owner.loop
     host, port = host_and_port(server)
     if options.tls_first:
-        tls = options.tls or ssl.create_default_context()
-        await loop.create_connection(lambda: wire, host, port, ssl=tls, server_hostname=host)
+        await loop.create_connection(lambda: wire, host, port, ssl=options.trust(), server_hostname=host)
     else:
         await loop.create_connection(lambda: wire, host, port)
     info = await wire.info
@@ -56,8 +55,7 @@ async def _secure(wire: Wire, host: str, info: ServerInfo, options: Options) -> 
     if not (info.tls_required or info.tls_available):
         raise Unavailable("the server offers no TLS", hint="Use nats:// or switch TLS on at the server.")
     assert wire.transport is not None
-    tls = options.tls or ssl.create_default_context()
-    wire.transport = await wire.owner.loop.start_tls(wire.transport, wire, tls, server_hostname=host)
+    wire.transport = await wire.owner.loop.start_tls(wire.transport, wire, options.trust(), server_hostname=host)
 
 
 def _hello(server: str, info: ServerInfo, options: Options) -> bytes:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from urllib.parse import unquote, urlsplit
 
 from oncewire.checks import is_nats_url
-from oncewire.errors import InvalidSetting
+from oncewire.errors import InvalidSetting, Unavailable
 from oncewire.settings import Settings
 
 DEFAULT_URL = "nats://localhost:4222"
@@ -37,6 +37,27 @@ OnChange = Callable[[State, str], None]
 
 
 @dataclass(frozen=True)
+class TlsFiles:
+    """PEM files: the authority of the servers, '' for the system's; the own certificate and its key."""
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+    def read(self) -> ssl.SSLContext:
+        """A context with what they hold now; InvalidSetting when that is nothing of use."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca or None)
+            if self.cert:
+                context.load_cert_chain(self.cert, self.key or None)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidSetting(
+                f"the TLS files for NATS cannot be used: {error}", hint="Check nats.ca, nats.cert, nats.key."
+            ) from None
+        return context
+
+
+@dataclass(frozen=True)
 class Options:
     """Everything that a connection needs to know. One of user and password, token, creds, nkey at most."""
 
@@ -49,7 +70,7 @@ class Options:
     nkey: str = ""
     inbox_prefix: str = DEFAULT_INBOX_PREFIX
     """All answers come below it. A user of its own prefix can be kept from listening to others' answers."""
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | TlsFiles | None = None
     tls_first: bool = False
     connect_timeout_s: float = 5.0
     reconnect_delay_min_s: float = 0.05
@@ -62,6 +83,15 @@ class Options:
     def __repr__(self) -> str:
         """Without credentials: options end up in logs."""
         return f"Options(servers={[address_of(server) for server in self.servers]}, name={self.name!r})"
+
+    def trust(self) -> ssl.SSLContext:
+        """For a connection that is made now: files are read again, so that a renewed certificate needs no restart."""
+        if not isinstance(self.tls, TlsFiles):
+            return self.tls or ssl.create_default_context()
+        try:
+            return self.tls.read()
+        except InvalidSetting as wrong:  # they were good at the start: somebody may be writing them
+            raise Unavailable(wrong.message, hint=wrong.hint) from None
 
     def credentials_of(self, server: str) -> tuple[str, str, str]:
         """User, password and token for one server: its address wins, `nats://token@host` is a token."""
@@ -126,21 +156,15 @@ def options_from(settings: Settings, *, name: str = "oncewire", on_change: OnCha
         creds=settings.nats_creds,
         nkey=settings.nats_nkey,
         inbox_prefix=settings.nats_inbox_prefix,
-        tls=tls_context(settings.nats_ca, settings.nats_cert, settings.nats_key),
+        tls=tls_files(settings.nats_ca, settings.nats_cert, settings.nats_key),
         on_change=on_change,
     )
 
 
-def tls_context(ca: str = "", cert: str = "", key: str = "") -> ssl.SSLContext | None:
-    """A context for the given files, None when none is given (a server that asks for TLS gets the system's trust)."""
+def tls_files(ca: str = "", cert: str = "", key: str = "") -> TlsFiles | None:
+    """The given files, looked at once; None when none is given (a server that asks for TLS gets the system's trust)."""
     if not (ca or cert):
         return None
-    try:
-        context = ssl.create_default_context(cafile=ca or None)
-        if cert:
-            context.load_cert_chain(cert, key or None)
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidSetting(
-            f"the TLS files for NATS cannot be used: {error}", hint="Check nats.ca, nats.cert, nats.key."
-        ) from None
-    return context
+    files = TlsFiles(ca, cert, key)
+    files.read()
+    return files

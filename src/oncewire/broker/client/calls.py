@@ -37,6 +37,7 @@ from oncewire.errors import (
     Refused,
     TooLarge,
 )
+from oncewire.masking import mask_url
 
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"
@@ -237,7 +238,7 @@ def address_of(url: str) -> Address:
     except ValueError:
         port = 0
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-        raise InvalidSetting(f"{url!r} is not an address", hint="Write it as http://host:port, or with https.")
+        raise InvalidSetting(f"{mask_url(url)!r} is not an address", hint="Write it as http://host:port, or with https.")
     return Address(parts.hostname, port, parts.path.rstrip("/"), is_secure)
 
 
