@@ -128,6 +128,12 @@ def test_a_key_with_another_secret_or_id_is_unknown_with_the_same_words(keys: Ke
         "",
         "ow_",
         text + "x",
+        text + "\n",
+        f" {text}",
+        text.upper(),
+        f"{text},{text}",
+        f"ow_{text}",
+        text.replace("ow_", "\u043ew_"),
     ]
     told = set()
     for sent in wrong:
@@ -217,6 +223,14 @@ async def test_a_signed_token_speaks_for_its_tenant(rules: jwts.Rules, key: Any,
     assert ("acme", {"read", "produce:orders"}, "jwt:u-1") == (found.tenant, found.actions, found.name)
 
 
+STRAY = rsa.generate_private_key(65_537, 2_048)
+
+
+def stray(**head: Any) -> str:
+    """Signed by a stranger, with a head that says where the key is to be found."""
+    return jwt.encode({**CLAIMS, "exp": NOW + 60}, STRAY, "RS256", headers={"kid": "r1", **head})
+
+
 PUBLIC_PEM = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 BAD = {
     "expired": lambda: sign(RSA, "r1", "RS256", exp=NOW - 31),
@@ -232,6 +246,16 @@ BAD = {
     "another's key under a known id": lambda: sign(rsa.generate_private_key(65_537, 2_048), "r1", "RS256"),
     "an algorithm off the list": lambda: sign(RSA, "r1", "RS512"),
     "no signature": lambda: jwt.encode({**CLAIMS, "exp": NOW + 60}, None, "none", headers={"kid": "r1"}),
+    "another kind of key under a known id": lambda: sign(EC, "r1", "ES256"),
+    "a known key under another kind": lambda: sign(RSA, "e1", "RS256"),
+    "a key that lies elsewhere": lambda: stray(jku="https://evil/jwks", x5u="https://evil/cert"),
+    "a key of its own": lambda: stray(jwk=json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(STRAY.public_key()))),
+    "a path for a key": lambda: stray(kid="../../dev/null"),
+    "an expiry without end": lambda: sign(RSA, "r1", "RS256", exp=float("inf")),
+    "an expiry that is no number": lambda: sign(RSA, "r1", "RS256", exp=float("nan")),
+    "an unknown critical header": lambda: jwt.encode(
+        {**CLAIMS, "exp": NOW + 60}, RSA, "RS256", headers={"kid": "r1", "crit": ["x"], "x": 1}
+    ),
     "cut": lambda: sign(RSA, "r1", "RS256")[:-5],
     "changed": lambda: sign(RSA, "r1", "RS256").replace(".", ".e30", 1),
     "garbage": lambda: "a.b.c",
@@ -439,6 +463,8 @@ def test_the_gate_refuses_what_it_cannot_read_or_choose_between(gate: Gate, keys
         _Asked(authorization="Bearer a.b.c"),
         _Asked(authorization=f"Bearer {text}", x_api_key=text),
         _Asked("ticket=x"),
+        _Asked(f"ticket={gate.tickets.sell(keys.principal(text, NOW), NOW)}&ticket=x"),
+        _Asked(authorization=f"Bearer {gate.tickets.sell(keys.principal(text, NOW), NOW)}"),
         _Asked(x_api_key="ow_nothing"),
     ):
         with pytest.raises(AuthenticationFailed):
@@ -508,9 +534,12 @@ def test_a_file_of_keys_that_cannot_be_read_ends_nothing_that_is_open(keys: KeyF
     _, text = keys.create("checkout", "acme", ("join",), NOW)
     gate = Gate(KeyFile(keys.path), None, Tickets(), clock=lambda: clock[0])
     principal = gate(_Asked(x_api_key=text))  # type: ignore[arg-type]
+    ticket = gate.tickets.sell(principal, NOW)
     keys.path.write_text("{")
     clock[0] += 2
     assert gate.vouches_for(principal)
+    with pytest.raises(Corrupt):  # nobody is let in meanwhile, with a ticket neither
+        gate(_Asked(f"ticket={ticket}"))  # type: ignore[arg-type]
 
 
 async def test_a_token_vouches_until_it_ends_or_its_signer_is_withdrawn(rules: jwts.Rules, tmp_path: Path) -> None:

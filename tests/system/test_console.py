@@ -14,8 +14,10 @@ import pytest_asyncio
 from oncewire.broker.client import BrokerClient
 from oncewire.cli import broker, observe
 from oncewire.cli import console as cli_console
+from oncewire.console.routes import ConsoleRoutes
 from oncewire.contracts import letters as names
 from oncewire.errors import AuthenticationFailed
+from oncewire.http import OPEN
 from oncewire.jetstream import losses
 from oncewire.jetstream.losses import Cause, Loss
 from oncewire.settings import resolve
@@ -372,6 +374,14 @@ async def test_with_credentials_every_route_asks_for_its_right(shared_server: Na
     more = {"auth_keys": str(keys.path), "console_tenant": "ops"}
     async with served(shared_server, tmp_path, **more) as console:
         assert (await console.get("/api/session"))["needs_login"]
+        routes = ConsoleRoutes(console.client, console.watch, None).routes()
+        driven = {("GET" if path in READING else "POST", path) for path in (*READING, *ACTING)}
+        rules = {one for one, action in routes.rules.items() if action != OPEN and one[0] != "HEAD"}
+        assert len(rules) == len(driven), "a new route is driven too"
+        for method, path in driven:
+            methods, _ = routes.find(path.encode())
+            assert methods is not None
+            assert methods[method.encode()] in routes.guarded, path
         for path in READING:
             assert 401 == (await console.ask("GET", path)).status, path
             assert 403 == (await console.ask("GET", path, headers={"X-Api-Key": stranger})).status, path
@@ -379,7 +389,8 @@ async def test_with_credentials_every_route_asks_for_its_right(shared_server: Na
             is_loss = "losses" in path
             wanted = {"stream": "NONE", "until_ms": 1} if is_loss else {"cause": "nothing", "is_dry_run": True}
             assert 401 == (await console.ask("POST", path, wanted)).status, path
-            assert 403 == (await console.ask("POST", path, wanted, {"X-Api-Key": reader})).status, path
+            for key in (reader, stranger):
+                assert 403 == (await console.ask("POST", path, wanted, {"X-Api-Key": key})).status, path
             allowed = await console.ask("POST", path, wanted, {"X-Api-Key": replayer})
             assert (404 if is_loss else 200) == allowed.status, "nothing is lost, so there is nothing to acknowledge"
         for path in VIEWS:

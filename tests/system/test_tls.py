@@ -1,29 +1,26 @@
-"""TLS on the connections that we make: the monitoring port, NATS with a certificate that is renewed, the broker."""
+"""TLS on the connections that we make to NATS: the monitoring port, and a certificate that is renewed."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from oncewire import BrokerClient, SyncBrokerClient, monitor, topology
+from oncewire import monitor, topology
 from oncewire.cli import dlq as cli_dlq
 from oncewire.cli import main, observe
-from oncewire.cli.broker import serving as serving_broker
 from oncewire.dlq import serving as serving_dlq
 from oncewire.errors import InvalidSetting, NotConnected
 from oncewire.jetstream import Client, options_from
-from oncewire.settings import Settings, resolve
+from oncewire.settings import Settings
 from tests.support.console import served
 from tests.support.nats import NatsServer, nats_server
 from tests.support.tls import Authority
-from tests.support.wait import until, within
+from tests.support.wait import until
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +109,3 @@ async def test_a_renewed_client_certificate_is_shown_at_the_next_connection(
                 shutil.copy(one, into)
             await until(lambda: client.connection.is_ready, "a new connection")
             assert "CN=second" in await shown()
-
-
-# ---- the broker
-
-
-async def test_the_clients_of_the_broker_speak_tls(authority: Authority, tmp_path: Path) -> None:
-    cert, key = authority.issue("broker")
-    flags = {"broker_listen": "127.0.0.1:0", "http_tls_cert": str(cert), "http_tls_key": str(key)}
-    trust = ssl.create_default_context(cafile=str(authority.path))
-    async with serving_broker(resolve(flags, {}, {}).settings) as (server, _):
-        url = f"https://127.0.0.1:{server.port}"
-        async with BrokerClient(url, tls=trust, timeout_s=30) as client:
-            await client.create_topic("t")
-            await client.produce("t", "x" * 300_000)
-            (taken,) = await client.take("t", "g")
-            assert 300_000 == len(taken.value)
-        async with BrokerClient(url, timeout_s=1) as stranger:
-            with pytest.raises(NotConnected, match=r"certificate|CERTIFICATE"):
-                await stranger.topics()
-
-        def synchronously() -> list[str]:
-            with SyncBrokerClient(url, tls=trust, timeout_s=30) as calling:
-                return [*calling.topics(), *calling.topics()]
-
-        assert ["t", "t"] == await within(asyncio.to_thread(synchronously))

@@ -29,9 +29,11 @@ BODIES: dict[tuple[str, str], tuple[str, dict[str, object]]] = {
     ("GET", "/v1/topics/{name}"): ("/v1/topics/mine", {}),
     ("DELETE", "/v1/topics/{name}"): ("/v1/topics/gone", {}),
     ("POST", "/v1/produce"): ("/v1/produce", {"topic": "mine", "value": "x"}),
-    ("GET", "/v1/consume"): ("/v1/consume", {"topic": "mine", "group": "g", "owner": "o", "max": 1}),
+    ("GET", "/v1/consume"): ("/v1/consume?topic=mine&group=g&owner=o&max=1&wait_ms=0", {}),
     ("GET", "/metrics"): ("/metrics", {}),
 }
+NAMELESS = ("/v1/topics", "/metrics")
+"""Routes that answer every tenant, each with its own."""
 SETTLING = {"topic": "mine", "group": "g", "owner": "o", "partition": 0, "offset": 0}
 for act in ("ack", "nack", "extend"):
     BODIES["POST", f"/v1/{act}"] = (f"/v1/{act}", SETTLING)
@@ -73,7 +75,7 @@ async def edge(tmp_path: Path) -> AsyncIterator[Edge]:
 
 async def test_every_route_has_a_rule_and_keeps_it(edge: Edge) -> None:
     """A new route must be described in BODIES, or be open to all on purpose."""
-    everything, nothing = edge.key("acme", "*"), edge.key("acme", "join")
+    everything, nothing, stranger = edge.key("acme", "*"), edge.key("acme", "join"), edge.key("globex", "*")
     async with edge.client(everything) as acme:
         await acme.create_topic("mine")
         await acme.create_topic("gone")
@@ -86,6 +88,12 @@ async def test_every_route_has_a_rule_and_keeps_it(edge: Edge) -> None:
         assert 401 == (await edge.ask(method, there, body))[0], f"nobody, {method} {path}"
         assert 401 == (await edge.ask(method, there, body, "Authorization: Bearer ow_0"))[0], f"a wrong key, {path}"
         assert 403 == (await edge.ask(method, there, body, f"X-Api-Key: {nothing}"))[0], f"no right, {method} {path}"
+        status, told = await edge.ask(method, there, body, f"X-Api-Key: {stranger}")
+        if path in NAMELESS:
+            assert (200 <= status < 300, b"mine" in told) == (True, False), f"another tenant, {method} {path}"
+        else:
+            assert status in (400, 404, 409), f"{status} for another tenant at {method} {path}"
+            assert method == "HEAD" or b"topic does not exist" in told, told
         status, _ = await edge.ask(method, there, body, f"X-Api-Key: {everything}")
         assert status not in (401, 403, 404, 500), f"{status} for all rights at {method} {path}"
         seen.add((method if method != "HEAD" else "GET", path))

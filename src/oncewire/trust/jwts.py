@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import http.client
 import logging
+import math
 import urllib.request
 from pathlib import Path
 from typing import Any, Final
@@ -188,4 +189,4 @@ def _grants(claims: dict[str, Any]) -> frozenset[str]:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

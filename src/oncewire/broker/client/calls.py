@@ -238,7 +238,9 @@ def address_of(url: str) -> Address:
     except ValueError:
         port = 0
     if parts.scheme not in ("http", "https") or not parts.hostname or not port:
-        raise InvalidSetting(f"{mask_url(url)!r} is not an address", hint="Write it as http://host:port, or with https.")
+        raise InvalidSetting(
+            f"{mask_url(url)!r} is not an address", hint="Write it as http://host:port, or with https."
+        )
     return Address(parts.hostname, port, parts.path.rstrip("/"), is_secure)
 
 
