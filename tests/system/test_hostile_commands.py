@@ -19,7 +19,7 @@ import oncewire
 from oncewire.cli import main
 from oncewire.contracts.letters import CAUSE, ERROR, SUBJECT
 from oncewire.contracts.subjects import check_filter
-from oncewire.errors import ContractViolation
+from oncewire.errors import ContractViolation, OncewireError
 from oncewire.jetstream import Client, losses
 from oncewire.jetstream.losses import Cause, Loss
 from oncewire.settings import Settings
@@ -243,6 +243,11 @@ def test_a_hostile_word_of_a_dead_letter_command_finds_nothing_and_changes_nothi
         run(["dlq", *DLQ[what](name)], tmp_path, 0, 1, 2, NATS_URL=letters.url)
     assert before == asking(letters, everything)
     assert not any(one.is_acknowledged for one in asking(letters, losses.losses))
+    if what == "acknowledge":
+        for name in ("", "*", ">", "MESHFORGE_EVENTS.r", "MESH*"):  # as the console would ask
+            with pytest.raises(OncewireError):
+                asking(letters, lambda client, name=name: losses.acknowledge(client, name, 1))
+        assert not any(one.is_acknowledged for one in asking(letters, losses.losses))
     assert [] == [one for one in tmp_path.iterdir() if one.name != "none.db"]
 
 

@@ -94,7 +94,7 @@ async def acknowledge(client: Client, stream: str, now_ms: int, *, found_until_m
 
     `found_until_ms` is for who looked at a list: what was found, or has grown, after its newest is not meant.
     """
-    found = await losses(client, stream)
+    found = await losses(client, token(stream, "stream"))  # '' would be every stream
     seen = [one for one in found if found_until_ms is None or one.found_ms <= found_until_ms]
     open_ = [one for one in seen if not one.is_acknowledged]
     if not open_:
