@@ -20,6 +20,7 @@ from oncewire.errors import AuthenticationFailed
 from oncewire.http import OPEN
 from oncewire.jetstream import losses
 from oncewire.jetstream.losses import Cause, Loss
+from oncewire.pipeline.lake.hold import write_state
 from oncewire.settings import resolve
 from oncewire.trust.keys import KeyFile
 from tests.support.console import SUBJECT, Events, Served, kill_off, make_lake, served
@@ -243,9 +244,13 @@ async def test_runs_are_found_in_the_newest_messages(console: Served) -> None:
 
 async def test_where_there_is_a_lake_runs_and_verdict_come_from_it(shared_server: NatsServer, tmp_path: Path) -> None:
     make_lake(tmp_path / "lake", is_good=False)
+    write_state(tmp_path / "lake", {"topics": {"stopped": {"OWB+jobs": "it went back"}}})
     async with served(shared_server, tmp_path) as console:
         async with console.watching() as events:
             told = await events.until("pipeline", lambda told: told is not None)
+            assert {"OWB+jobs": "it went back"} == told["topics"]["stopped"]
+            wanted = "the pipeline stopped reading topic OWB+jobs"
+            await events.until("overview", lambda seen: wanted in [one["title"] for one in seen["notices"]])
         assert (False, 2) == (told["verdict"]["is_good"], told["verdict"]["errors"])
         assert {"bronze": 0, "gold/runs": 1, "gold/steps": 8} == {
             one["name"]: one["rows"] for one in told["tables"] if one["name"] in ("bronze", "gold/runs", "gold/steps")

@@ -107,6 +107,7 @@ def test_the_tutorial_can_be_followed(folder: Path) -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)  # Spark starts three times
 def test_the_tutorial_can_be_followed_to_the_proof(folder: Path) -> None:
     _follow_tutorial(folder, is_long=True)
 

@@ -29,6 +29,7 @@ from oncewire.metrics.table import TABLE, Kind
 from oncewire.pipeline import metrics as pipeline_metrics
 from oncewire.pipeline.auditing.run import keep_verdict
 from oncewire.pipeline.auditing.verdict import Verdict
+from oncewire.pipeline.lake.hold import write_state
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
 from oncewire.settings import Settings
@@ -255,13 +256,23 @@ async def page_of_a_log(tmp_path: Path) -> str:
 def page_of_a_lake(server: NatsServer, tmp_path: Path) -> str:
     made = lakes.Lake(tmp_path / "lake")
     made.event("charged")
-    path = made.write()
+    path = made.path if made.path.exists() else made.write()
     keep_verdict(path, Verdict(True, 1_000, 0.1, [], {}, [], [], 0, []))
     watch = pipeline_metrics.Watch(Lake(path), [lakes.EVENTS], lambda: Streams({"url": server.url}))
     watch.look()
     page = observe.Page()
     watch.collect(page)
     return page.text()
+
+
+def test_a_topic_that_the_lake_stopped_reading_is_counted_and_it_is_not_ready(
+    durable: NatsServer, tmp_path: Path
+) -> None:
+    assert "\noncewire_pipeline_topics_stopped 0\n" in page_of_a_lake(durable, tmp_path)
+    write_state(tmp_path / "lake", {"streams": {}, "topics": {"stopped": {"OWB+jobs": "it went back"}}})
+    page = page_of_a_lake(durable, tmp_path)
+    assert "\noncewire_pipeline_topics_stopped 1\n" in page
+    assert "\noncewire_pipeline_ready 0\n" in page
 
 
 async def test_watchers_need_a_credential_where_clients_do(tmp_path: Path) -> None:

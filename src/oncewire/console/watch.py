@@ -310,6 +310,12 @@ class Watch:
                    command=rules.command_in(one["hint"]), link="/pipeline")
             for one in told.get("streams", ()) if one["state"] == "stopped"
         ]  # fmt: skip
+        topics = told.get("topics") or {}
+        found += [
+            Notice(level="broken", title=f"the pipeline stopped reading topic {rules.shown(name, 80)}",
+                   text=rules.shown(why), command="oncewire pipeline status", link="/pipeline")
+            for name, why in topics.get("stopped", {}).items()
+        ]  # fmt: skip
         verdict = told.get("verdict")
         if verdict and not verdict["is_good"]:
             found.append(Notice(level="broken", title=f"the last audit has {verdict['errors']:,} findings",

@@ -204,10 +204,12 @@ BROKER: Final = (
 )
 
 PIPELINE: Final = (
-    _gauge("oncewire_pipeline_ready", "1 while the pipeline runs and no stream has stopped."),
+    _gauge("oncewire_pipeline_ready", "1 while the pipeline runs and no stream and no topic has stopped."),
     _gauge("oncewire_pipeline_stream_sequence", "Sequence up to which the lake has a stream.", "stream"),
     _gauge("oncewire_pipeline_lag", "Sequences of a stream that the lake does not have yet.", "stream"),
     _gauge("oncewire_pipeline_stopped", "1 when a stream has stopped and somebody must look.", "stream"),
+    _gauge("oncewire_pipeline_topics_behind", "Topics that hold more than the lake has of them."),
+    _gauge("oncewire_pipeline_topics_stopped", "Topics that have stopped and somebody must look at."),
     _gauge("oncewire_pipeline_silver_behind", "Versions of bronze that silver does not have yet."),
     _gauge("oncewire_pipeline_rows", "Rows of a table.", "table"),
     _gauge("oncewire_pipeline_bytes", "Bytes of a table's files.", "table"),

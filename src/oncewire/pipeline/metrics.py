@@ -9,7 +9,7 @@ from oncewire.pipeline import standing
 from oncewire.pipeline.auditing.run import last_verdicts
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
-from oncewire.pipeline.standing import StreamStands, TableStands
+from oncewire.pipeline.standing import StreamStands, TableStands, TopicsStand
 from oncewire.pipeline.tables import BRONZE
 
 
@@ -22,6 +22,7 @@ class Watch:
         self._connect = connect
         self._streams: list[StreamStands] = []
         self._tables: list[TableStands] = []
+        self._topics: TopicsStand | None = None
         self._silver_behind = 0
         self._audit: tuple[bool, float] | None = None
 
@@ -29,6 +30,7 @@ class Watch:
         server = self._connect()
         try:
             self._streams = standing.streams(self._lake, self._names, server)
+            self._topics = standing.topics(self._lake, server)
         finally:
             server.close()
         self._tables = standing.tables(self._lake)
@@ -39,7 +41,11 @@ class Watch:
 
     def collect(self, page: Page) -> None:
         stopped = [one for one in self._streams if one.state == "stopped"]
-        page.put("oncewire_pipeline_ready", 0 if stopped else 1)
+        topics_stopped = len(self._topics.stopped) if self._topics else 0
+        page.put("oncewire_pipeline_ready", 0 if stopped or topics_stopped else 1)
+        page.put("oncewire_pipeline_topics_stopped", topics_stopped)
+        if self._topics is not None and self._topics.behind is not None:
+            page.put("oncewire_pipeline_topics_behind", self._topics.behind)
         for one in self._streams:
             page.put("oncewire_pipeline_stream_sequence", one.reached, stream=one.name)
             page.put("oncewire_pipeline_stopped", one in stopped, stream=one.name)

@@ -48,6 +48,7 @@ function state(told) {
       ["held by", told.held_by],
       ["bronze", `version ${count(told.bronze_version)}`],
       ["silver", behind > 0 ? `${plural(behind, "version")} behind bronze` : "has all of bronze"],
+      ["topics", topics(told.topics)],
       ["left out", told.left_out.length ? told.left_out.join(", ") : ""],
       ["latency p50", told.latency?.p50_ms != null ? duration(told.latency.p50_ms) : ""],
       ["latency p95", told.latency?.p95_ms != null ? duration(told.latency.p95_ms) : ""],
@@ -55,6 +56,12 @@ function state(told) {
     ]),
     h("div", { class: "commands" }, command("oncewire pipeline status"), command("oncewire pipeline audit")),
   ];
+}
+
+function topics(told) {
+  if (!told.read && !told.listed) return "";
+  const stopped = Object.keys(told.stopped).length;
+  return `${count(told.read)} read, ${plural(told.messages, "message")}${told.behind ? `; ${count(told.behind)} behind` : ""}${stopped ? `; ${count(stopped)} stopped` : ""}`;
 }
 
 function tables(told) {
