@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import CommitProperties, Transaction, write_deltalake
 
 from oncewire import BrokerClient, dlq, monitor, outbox, topology
 from oncewire.agent import Effect
@@ -25,13 +26,16 @@ from oncewire.cli import relay as cli_relay
 from oncewire.database.postgres import connected
 from oncewire.jetstream import Client, connect
 from oncewire.jetstream.losses import Cause, Loss, acknowledge, record
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.metrics.table import TABLE, Kind
 from oncewire.pipeline import metrics as pipeline_metrics
+from oncewire.pipeline import standing
 from oncewire.pipeline.auditing.run import keep_verdict
 from oncewire.pipeline.auditing.verdict import Verdict
 from oncewire.pipeline.lake.hold import write_state
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
+from oncewire.pipeline.tables import BRONZE, app_id, table_path
 from oncewire.settings import Settings
 from oncewire.trust.keys import KeyFile
 from tests.support import lakes
@@ -263,6 +267,26 @@ def page_of_a_lake(server: NatsServer, tmp_path: Path) -> str:
     page = observe.Page()
     watch.collect(page)
     return page.text()
+
+
+async def test_a_stream_whose_messages_were_gone_when_it_was_read_is_not_behind(
+    durable: NatsServer, tmp_path: Path
+) -> None:
+    """A dead letter that was replayed before the pipeline came: bronze has its range, and no row of it."""
+    async with connect(durable.url) as client:
+        made = await client.api("STREAM.CREATE.EMPTIED", {"name": "EMPTIED", "subjects": ["emptied"]})
+        await client.publish("emptied", b"x", msg_id="x")
+        await client.api("STREAM.PURGE.EMPTIED", {})
+    lake = lakes.Lake(tmp_path / "lake")
+    lake.event("charged")
+    path = lake.write()
+    read = Transaction(app_id(("EMPTIED", parse_time_ns(made["created"]), 0)), 1)
+    write_deltalake(
+        table_path(path, BRONZE.name), BRONZE.schema.empty_table(), mode="append",
+        commit_properties=CommitProperties(app_transactions=[read]),
+    )  # fmt: skip
+    (found,) = standing.streams(Lake(path), ["EMPTIED"], Streams({"url": durable.url}))
+    assert (1, 1) == (found.reached, found.last)
 
 
 def test_a_topic_that_the_lake_stopped_reading_is_counted_and_it_is_not_ready(

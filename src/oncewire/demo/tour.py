@@ -165,15 +165,13 @@ class Tour:
     def _order(self, number: int, item: str = "") -> Message:
         id_ = f"{self._id}-{number:03}"
         order = {"id": id_, "item": item or list(PRICES)[number % len(PRICES)], "room": self._room, "tour": self._id}
-        envelope = BrokerEnvelope(
-            run_id=f"tour-{self._id}", step_id=id_, parent_step_id="" if number == 1 else f"{self._id}-001",
-            idempotency_key=id_,
-        )  # fmt: skip
+        envelope = BrokerEnvelope(run_id=f"tour-{self._id}", step_id=id_, idempotency_key=id_)
         return Message(TOPIC, json.dumps(order), key=id_, envelope=envelope)
 
     async def _command(self, delivery: Delivery, commanded: list[str]) -> None:
         order = json.loads(delivery.value)
-        body = {"type": "charge", "payload": order, "correlation_id": f"tour-{self._id}"}
+        # Under the order's own id, so that the charge names the order as its cause: the lake has no commands.
+        body = {"type": "charge", "id": order["id"], "payload": order, "correlation_id": f"tour-{self._id}"}
         await self._client.publish(COMMAND, body, msg_id=f"tour-{order['id']}")
         commanded.append(order["id"])
 

@@ -19,7 +19,8 @@ from oncewire.pipeline import checkpoints
 from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.log import SILVER_APP, Lake
 from oncewire.pipeline.reading import Streams
-from oncewire.pipeline.tables import BATCHES, BRONZE, TABLES, Lifetime, high_water
+from oncewire.pipeline.rules import Facts
+from oncewire.pipeline.tables import BATCHES, BRONZE, TABLES, Lifetime, app_id, high_water
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
     far = reached(lake)
     told: dict[str, Any] = hold.read_state(lake.path).get("streams", {})
     found = []
-    lasts = _lasts(server, names)
+    facts = _facts(server, names)
+    bronze = lake.open(BRONZE) if lake.exists(BRONZE) else None
     for name in names:
         state = told.get(name, {})
         at = far[name][1] if name in far else 0
@@ -75,7 +77,10 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
             checkpoints.check(lake.path, name, at or None)
         except Corrupt as lost:
             state, error, hint = {"state": "stopped"}, lost.message, lost.hint
-        found.append(StreamStands(name, at, lasts.get(name), state.get("state", "waiting"), error, hint))
+        one = facts.get(name)
+        if not at and bronze is not None and one is not None:  # it was read, and nothing was there any more
+            at = bronze.transaction_version(app_id((name, parse_time_ns(one.created), 0))) or 0
+        found.append(StreamStands(name, at, _last(facts, name), state.get("state", "waiting"), error, hint))
     return found
 
 
@@ -107,16 +112,18 @@ def topics(lake: Lake, server: Streams) -> TopicsStand:
     return TopicsStand(len(far), sum(far.values()), listed, behind, stopped, error, hint)
 
 
-def _lasts(server: Streams, names: list[str]) -> dict[str, int]:
-    """The last sequence of each stream; nothing when nobody answers, which need not be found out once per stream."""
-    found: dict[str, int] = {}
-    for name in names:
-        try:
-            facts = server.facts(name)
-        except Unavailable:
-            return {}
-        found[name] = facts.last if facts else 0
-    return found
+def _facts(server: Streams, names: list[str]) -> dict[str, Facts | None]:
+    """What the server says of each; nothing when nobody answers, which need not be found out once per stream."""
+    try:
+        return {name: server.facts(name) for name in names}
+    except Unavailable:
+        return {}
+
+
+def _last(facts: dict[str, Facts | None], name: str) -> int | None:
+    """The last sequence of a stream, 0 where there is none, None when nobody could be asked."""
+    one = facts.get(name)
+    return one.last if one is not None else 0 if name in facts else None
 
 
 def silver_has(lake: Lake) -> int:

@@ -161,8 +161,7 @@ function behind(streams, topics) {
   ].filter((one) => one.lag + one.flight > 0);
   rows.sort((one, other) => other.lag - one.lag || other.flight - one.flight);
   const columns = [
-    { head: "Who", cell: (row) => [h("span", { class: "name" }, row.name), isIdle(`${row.of} ${row.name}`, row.isIdle && row.lag > 0) && badge("warn", "nobody reads")] },
-    { head: "Of", cell: (row) => link(row.href, mono(row.of)) },
+    { head: "Who", cell: (row) => [h("span", { class: "name" }, row.name), isIdle(`${row.of} ${row.name}`, row.isIdle && row.lag > 0) && badge("warn", "nobody reads"), h("span", { class: "under" }, "of ", link(row.href, mono(row.of)))] },
     { head: "Lag", kind: "n", cell: (row) => count(row.lag) },
     { head: "In flight", kind: "n", cell: (row) => count(row.flight) },
   ];

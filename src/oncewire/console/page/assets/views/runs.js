@@ -77,7 +77,7 @@ function stepRow(step, at) {
   return h(
     "tr",
     { key: `${step.stream} ${step.sequence} ${step.step}`, class: step.is_critical ? "critical" : "" },
-    h("th", { scope: "row" }, h("span", { class: "indent", style: { "padding-left": `${Math.min(step.depth, 12) * 1.1}rem` } }, step.depth > 0 && h("span", { class: "branch", "aria-hidden": "true" }, "└"), h("span", null, h("span", { class: "name" }, step.type || step.step), step.retries > 0 && badge("warn", `${step.retries} retries`), h("span", { class: "under mono" }, step.subject)))),
+    h("th", { scope: "row" }, h("span", { class: "indent", style: { "padding-left": `${Math.min(step.depth, 12) * 1.1}rem` } }, step.depth > 0 && h("span", { class: "branch", "aria-hidden": "true" }, "└"), h("span", null, h("span", { class: "name" }, step.type || step.step), step.retries > 0 && badge("warn", `${step.retries} retries`), h("span", { class: "under mono" }, step.subject.startsWith("owb.") ? step.step : step.subject)))),
     h("td", { class: "axis" }, h("span", { class: "track" }, h("span", { class: "span", style, title: `${step.step}, ${step.stream} ${step.sequence}` }))),
     h("td", { class: "n" }, step.depth ? duration(step.wait_ms) : "begins"),
   );
