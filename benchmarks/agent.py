@@ -23,7 +23,7 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -266,11 +266,12 @@ def fill(path: str, agent: str, rows: int) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Bench]:
+async def opened(url: str, bodies: Sequence[bytes] = ()) -> AsyncIterator[Bench]:
     other = await nats.connect(url)
     async with oncewire.connect(url) as client:
         await init_streams(client)
-        await client.publish_all([Outgoing(IN, body(number), f"in-{number}") for number in range(INPUTS)])
+        inputs = bodies or [body(number) for number in range(INPUTS)]
+        await client.publish_all([Outgoing(IN, one, f"in-{number}") for number, one in enumerate(inputs)])
         with tempfile.TemporaryDirectory() as folder:
             yield Bench(client, other, Path(folder))
     with contextlib.suppress(Exception):

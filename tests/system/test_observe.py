@@ -285,7 +285,8 @@ async def test_a_stream_whose_messages_were_gone_when_it_was_read_is_not_behind(
         table_path(path, BRONZE.name), BRONZE.schema.empty_table(), mode="append",
         commit_properties=CommitProperties(app_transactions=[read]),
     )  # fmt: skip
-    (found,) = standing.streams(Lake(path), ["EMPTIED"], Streams({"url": durable.url}))
+    with contextlib.closing(Streams({"url": durable.url})) as server:
+        (found,) = standing.streams(Lake(path), ["EMPTIED"], server)
     assert (1, 1) == (found.reached, found.last)
 
 

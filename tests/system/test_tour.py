@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from oncewire import connect
 from oncewire.cli import demo, main
+from oncewire.demo.biller import CHARGED
 from oncewire.embedded.folder import DataFolder
 from oncewire.embedded.process import IS_LINUX, command_of
 from tests.support.up import ANY_PORTS, ONCEWIRE, Up, clean_environ, made, oncewire, until
@@ -54,6 +57,12 @@ def test_every_effect_happens_once_while_the_agent_is_killed(up: Up) -> None:
     assert "every effect happened once: 9 orders, 2 kills, nothing lost, nothing doubled" == checked[-1]
     assert 2 == sum(one["text"].startswith("killed (-9)") for one in told)
     assert up.process.poll() is None  # it was not the tour's to stop
+    assert {True} == {one["causation_id"] == one["payload"]["order"] for one in asyncio.run(charged(up))}
+
+
+async def charged(up: Up) -> list[dict[str, Any]]:
+    async with connect(up.url("nats")) as client:
+        return [json.loads(one.payload) for one in await client.get_batch("MESHFORGE_EVENTS", subject=CHARGED)]
 
 
 def test_a_charge_too_many_is_seen(up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

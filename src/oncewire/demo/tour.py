@@ -170,10 +170,13 @@ class Tour:
 
     async def _command(self, delivery: Delivery, commanded: list[str]) -> None:
         order = json.loads(delivery.value)
-        # Under the order's own id, so that the charge names the order as its cause: the lake has no commands.
+        await self._charge(order)
+        commanded.append(order["id"])
+
+    async def _charge(self, order: dict[str, Any]) -> None:
+        """Under the order's own id, so that the charge names the order as its cause: the lake has no commands."""
         body = {"type": "charge", "id": order["id"], "payload": order, "correlation_id": f"tour-{self._id}"}
         await self._client.publish(COMMAND, body, msg_id=f"tour-{order['id']}")
-        commanded.append(order["id"])
 
     async def _is_taken(self, broker: BrokerClient) -> bool:
         shown = await broker.topic(TOPIC)
@@ -257,10 +260,9 @@ class Tour:
         say.step("A poison message becomes a dead letter, and comes back")
         say.tell(f"somebody orders a {UNICORN}: nobody knows its price, and trying again would not help")
         poison = self._order(self._count + 1, UNICORN)
-        body = {"type": "charge", "payload": json.loads(poison.value), "correlation_id": f"tour-{self._id}"}
         running = await self._machine.agent()
         try:
-            await self._client.publish(COMMAND, body, msg_id=f"tour-{poison.key}")
+            await self._charge(json.loads(poison.value))
             await self._until(self._has_letter, "the dead letter")
             (letter,) = await self._letters()
             self._check(f"letter {letter.sequence}: {letter.cause}: {letter.error}", holds=UNICORN in letter.error)
