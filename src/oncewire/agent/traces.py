@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from oncewire.agent.batch import Item, Settled
+from oncewire.agent.batch import Item, Settled, Worked
 from oncewire.contracts.trace import TraceContext, parse_traceparent
 from oncewire.tracing import Tracer, span_of
 
@@ -26,7 +27,7 @@ def process_span(item: Item) -> TraceContext:
 
 def tell_worked(tracer: Tracer, settled: Settled, agent: str) -> None:
     """Each handler that ran, once its outcome is durable."""
-    for one in settled.worked:
+    for one in _sampled(tracer, settled):
         item, handler = one.item, one.item.handler
         assert handler is not None
         tracer.processed(
@@ -50,7 +51,7 @@ def tell_sent(tracer: Tracer, settled: Settled, agent: str, took_s: float) -> No
     """Each effect, once its stream has it: the child of the handler that returned it."""
     ended_ns = time.time_ns()
     times = (ended_ns - int(took_s * 1e9), ended_ns)
-    for one in settled.worked:
+    for one in _sampled(tracer, settled):
         parent = process_span(one.item)
         for sending in settled.sendings[one.first : one.last]:
             context = parse_traceparent(sending.trace)
@@ -59,6 +60,13 @@ def tell_sent(tracer: Tracer, settled: Settled, agent: str, took_s: float) -> No
                 tracer.sent(
                     sending.subject, context, parent, times, name=sending.stream, stream=sending.stream, **facts
                 )
+
+
+def _sampled(tracer: Tracer, settled: Settled) -> Iterator[Worked]:
+    """An input and its effects are of one trace: what is not sampled need not be looked at."""
+    for one in settled.worked:
+        if one.item.input is not None and tracer.is_sampled(one.item.input.envelope.trace_id):
+            yield one
 
 
 def around(tracer: Tracer | None, item: Item) -> AbstractContextManager[Any]:
