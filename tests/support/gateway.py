@@ -107,7 +107,8 @@ class Guest:
     async def hears_nothing_more(self) -> None:
         """What was sent to it before now has been seen: a heartbeat is answered behind everything else."""
         await self.say("heartbeat", ts=1)
-        assert "heartbeat" == (await self.next()).get("type")
+        heard = await self.next()
+        assert "heartbeat" == heard.get("type"), heard
 
 
 @contextlib.asynccontextmanager

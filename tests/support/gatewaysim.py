@@ -215,7 +215,7 @@ class Simulation:
         if work not in node.read:
             if node.made != self.log.made:
                 return
-            node.read[work] = self._read(node.room, work)
+            node.read[work] = self._read(work)
             if self.chance.random() < 0.5:
                 return
         node.work.remove(work)
@@ -225,12 +225,12 @@ class Simulation:
         elif node.room.is_waiting_for(work):
             self._perform(node, node.room.loaded(found, end))
 
-    def _read(self, room: Room, work: Load | Fetch) -> tuple[list[Envelope], int]:
+    def _read(self, work: Load | Fetch) -> tuple[list[Envelope], int]:
         log = self.log.stored
         if isinstance(work, Fetch):
             member = work.member
             above = [one for one in log if one.is_numbered and one.sequence > member.last]
-            page = [one for one in above if member.place < one.place <= room.last_place]
+            page = [one for one in above if member.place < one.place]  # it may reach beyond what the room has
             return page[: self.chance.randint(1, 3)], 0
         end = max(work.up_to, log[-1].place if log else 0)
         if work.after is not None:

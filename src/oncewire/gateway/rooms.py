@@ -452,14 +452,15 @@ class Room:
         return Say((member.write,), b"".join(frames))
 
     def fetched(self, member: Member, number: int, envelopes: Sequence[Envelope]) -> list[Act]:
-        """A page from the stream, for a member that is further behind than the backlog reaches.
+        """A page from the stream, for a member that is further behind than the backlog reaches. What the room itself
+        does not have yet is left out: it comes to all, and would come to this member twice.
 
         An empty page says that the stream holds nothing between the member's last and the backlog.
         """
         if member.fetch != number or member.phase is not Phase.BEHIND or member not in self.members:
             return []
         member.fetch = 0
-        above = [one for one in envelopes if one.is_numbered and one.sequence > member.last]
+        above = [one for one in envelopes if one.is_numbered and member.last < one.sequence <= self.last]
         fresh: list[Envelope] = []
         for one in above:
             if one.sequence == member.last + 1 + len(fresh):
