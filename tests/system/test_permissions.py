@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import stat
 import uuid
 from collections.abc import Iterator
@@ -233,6 +234,27 @@ async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
         assert {"v"} == set(reader.values)
         assert f"dlq.{topic}" in await asked(third.list_topics, "")
         assert None is await asked(third.delete_topic, "", topic)
+    assert place.violations[before:] == []
+
+
+async def test_what_one_message_asked_of_a_node_is_answered_in_several(place: Guarded) -> None:
+    """A refusal at once, a produce when it is stored: the server lets who may only answer do so once."""
+    before, topic = len(place.violations), unique("several")
+    async with place.connect("broker") as one, place.connect("broker") as two:
+        engines = [await open_jetstream(client, owner_lease_ms=500) for client in (one, two)]
+        try:
+            await asked(engines[0].create_topic, "", topic, 4)
+            for _ in range(2):  # the first time finds who owns each partition
+                asking = []
+                for engine, partition in itertools.product(engines, range(4)):
+                    stale = Settle("ack", topic, "g", partition, 1_000_000, "a")
+                    chosen = BrokerEnvelope(partition_override=partition)
+                    body = ProduceBody(topic=topic, value="v", envelope=chosen)
+                    asking += [asked(engine.settle, "", stale), asked(engine.produce, "", body)]
+                answers = await asyncio.gather(*asking)
+        finally:
+            await asyncio.gather(*(engine.stop() for engine in engines))
+    assert ["ContractViolation", "Produced"] * 8 == [type(one).__name__ for one in answers]
     assert place.violations[before:] == []
 
 

@@ -128,13 +128,16 @@ class _Needs:
         self._removes(service)
         if service.makes_streams:
             self._makes_streams()
-        hears = (f"{inbox_prefix(service.name)}.>", *service.answers)
+        inbox = f"{inbox_prefix(service.name)}.>"
+        among_themselves = {*service.answers} & {*service.asks}
+        if among_themselves:  # in several messages to a request: the server takes one answer from those it lets answer
+            self._allows(inbox)
         return User(
             name=service.name,
             description=service.description,
             publish=Rights(tuple(self._allow), tuple(self._deny)),
-            subscribe=Rights(hears),
-            may_answer=bool(service.answers),
+            subscribe=Rights((inbox, *service.answers)),
+            may_answer=bool({*service.answers} - among_themselves),
         )
 
     def _allows(self, *allowed: str) -> None:
