@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oncewire.cli.lakeside import STOP_S
 from oncewire.embedded.folder import DataFolder, Running
 
 WAIT_S = 60.0
@@ -75,6 +76,7 @@ class Up:
 
     def __init__(self, data: Path, *args: str, prefix: Sequence[str] = (), **environ: str) -> None:
         self.folder = DataFolder.at(data)
+        self._end_s = WAIT_S + (STOP_S if "--pipeline" in args else 0.0)  # it finishes a batch on a busy machine
         self.events: list[dict[str, Any]] = []
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.process = subprocess.Popen(
@@ -126,7 +128,7 @@ class Up:
 
     def end(self) -> tuple[int, str]:
         """Wait for the end: exit code and what was said on stderr."""
-        code = self.process.wait(WAIT_S)
+        code = self.process.wait(self._end_s)
         self._reader.join(WAIT_S)
         while not self._lines.empty():
             if line := self._lines.get():
