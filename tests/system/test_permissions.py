@@ -219,13 +219,15 @@ async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
         first, second = await node(), await node()
         for name in (topic, f"{topic}-named"):
             await asked(first.create_topic, "", name, 2)
-        for name, envelope in ((topic, kept), (f"{topic}-named", moved), (topic, None)):
-            answer = await asked(second.produce, "", ProduceBody(topic=name, value="v", envelope=envelope))
+        for name, value, envelope in ((topic, "once", kept), (f"{topic}-named", "v", moved), (topic, "v", None)):
+            answer = await asked(second.produce, "", ProduceBody(topic=name, value=value, envelope=envelope))
             assert not isinstance(answer, OncewireError), answer
         reader = Reader()
         await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000), reader)
         await until(lambda: len(reader.got) == 3)
-        assert None is await asked(second.settle, "", Settle("nack", topic, "g", 0, reader.got[0].offset, "a"))
+        dead = next(one for one in reader.got if one.value == "once")
+        nack = Settle("nack", topic, "g", dead.partition, dead.offset, "a")
+        assert None is await asked(second.settle, "", nack)
         await first.stop()
         await second.node.client.close()  # it dies
         third, reader = await node(), Reader()
