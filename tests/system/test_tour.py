@@ -57,7 +57,9 @@ def test_every_effect_happens_once_while_the_agent_is_killed(up: Up) -> None:
     assert "every effect happened once: 9 orders, 2 kills, nothing lost, nothing doubled" == checked[-1]
     assert 2 == sum(one["text"].startswith("killed (-9)") for one in told)
     assert up.process.poll() is None  # it was not the tour's to stop
-    assert {True} == {one["causation_id"] == one["payload"]["order"] for one in asyncio.run(charged(up))}
+    causes = [(one["causation_id"], one["payload"]["order"]) for one in asyncio.run(charged(up))]
+    assert 9 == len(causes)
+    assert {True} == {cause == order for cause, order in causes}
 
 
 async def charged(up: Up) -> list[dict[str, Any]]:
