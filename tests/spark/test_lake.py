@@ -121,6 +121,19 @@ def test_the_steps_are_functions_on_frames(spark: SparkSession, shared_server: N
     assert {one["key"] for one in rows(lake, "silver/runtime", "key")} == {bytes(one.key) for one in mine}
 
 
+def test_silver_says_the_same_of_the_source_as_of_any_other_frame(
+    spark: SparkSession, shared_server: NatsServer, lake: Path
+) -> None:
+    """Right on the source it completes the rows itself: what a user did to a frame in between must count."""
+    raw = bronze(spark, stream="EVENTS", url=shared_server.url)
+    direct = sorted(silver(raw, "runtime").collect())
+    assert direct == sorted(silver(raw.where("sequence > 0"), "runtime").collect())
+    assert [one for one in direct if one.sequence > 50] == sorted(
+        silver(raw.where("sequence > 50"), "runtime").collect()
+    )
+    assert 50 < len(direct)
+
+
 class Cut(Lake):
     """A lake whose power goes before its n-th commit."""
 

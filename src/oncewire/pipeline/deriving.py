@@ -37,6 +37,7 @@ from oncewire.pipeline.lake.log import SILVER_APP, Added, Lake, Version, is_part
 from oncewire.pipeline.lake.rules import Balance, Gap, Span, Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
+from oncewire.pipeline.landing import completed, made_of
 from oncewire.pipeline.staging import (
     Conflict,
     DecodeFile,
@@ -65,16 +66,18 @@ def silver(frame: DataFrame, family: str, *, families: Families = ()) -> DataFra
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = from_arrow_schema(SILVER[family].schema)
-    return frame.mapInArrow(_Reading(family, families), schema)
+    raw = made_of(frame)
+    return (frame if raw is None else raw).mapInArrow(_Reading(family, families, is_raw=raw is not None), schema)
 
 
 @dataclass(frozen=True)
 class _Reading:
     family: str
     families: Families
+    is_raw: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        for batch in completed(batches) if self.is_raw else batches:
             rows = conform(pa.Table.from_batches([batch]), BRONZE)
             found = decode.decode(rows, self.families).parts.get(self.family)
             if found is not None:

@@ -43,13 +43,24 @@ BRONZE_DDL: Final = (
     "tenant string, stream string, created_ns bigint, incarnation int, sequence bigint, subject string, "
     "timestamp timestamp, nanos int, headers array<struct<key: string, value: binary>>, payload binary, date date"
 )
+_MADE_OF: Final = "_oncewire_made_of"
+"""Noted on a frame of `bronze` itself: what a user makes of it is another frame, and does not have it."""
 _COMMITTING = threading.Lock()
 """The queries of one driver take turns: a commit that others overtake is tried again, at a price."""
 
 
 def bronze(spark: SparkSession, *, stream: str, is_streaming: bool = False, **options: object) -> DataFrame:
     """A stream in bronze's columns, for a job of your own. Options are those of the source (docs/spark.md)."""
-    return source(spark, stream=stream, is_streaming=is_streaming, **options).mapInArrow(completed, BRONZE_DDL)
+    found = source(spark, stream=stream, is_streaming=is_streaming, **options)
+    made = found.mapInArrow(completed, BRONZE_DDL)
+    made.__dict__[_MADE_OF] = found
+    return made
+
+
+def made_of(frame: DataFrame) -> DataFrame | None:
+    """The source's rows that `bronze` completed to this frame, None for any other frame. Whoever completes them himself
+    spares each row a way through Java and back."""
+    return frame.__dict__.get(_MADE_OF)
 
 
 def source(spark: SparkSession, *, stream: str, is_streaming: bool, **options: object) -> DataFrame:
