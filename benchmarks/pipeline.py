@@ -1,6 +1,7 @@
 """The lake: streams into bronze and silver, beside the bare source and beside the job that a user would write.
 
     python -m benchmarks pipeline              all pieces
+    python -m benchmarks.pipeline core         what a message costs one core to be decoded, without Spark
     python -m benchmarks.pipeline decoding     400 k messages from a stream, read by their contracts, thrown away
     python -m benchmarks.pipeline landing      the same messages into tables, beside others
     python -m benchmarks.pipeline dedup        100 k messages into silver tables of 100 k and of 5 M rows
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -32,6 +34,7 @@ from benchmarks.measure import ratio, table, take_turns, verdict
 from oncewire.jetstream import Outgoing
 from oncewire.pipeline import bronze, silver, spark_session, tables
 from oncewire.pipeline.columns import fixed_width
+from oncewire.pipeline.decode import decode
 from oncewire.pipeline.deriving import Silver
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.keep import Keeping
@@ -47,6 +50,8 @@ BARE = "the bare source"
 Contenders = dict[str, Callable[[], Awaitable[float]]]
 STREAM = "EVENTS"
 PLAIN_SCHEMA = "id string, type string, idempotency_key string, ts long, tenant string, payload string"
+CORE_ROWS = 60_000
+CORE_ROUNDS = 7
 BATCH = 100_000
 SIZES = (100_000, 5_000_000)
 FILE_ROWS = 250_000
@@ -125,6 +130,20 @@ class Landing:
 def drain(frame: DataFrame, folder: Path) -> None:
     writer = frame.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
     writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def core() -> None:
+    batch = pa.Table.from_pylist(
+        [row(STREAM, at + 1, INPUT, envelope(INPUT, f"order-{at}", at), f"in.{at}") for at in range(CORE_ROWS)],
+        BRONZE.schema,
+    )
+    took = []
+    for _ in range(CORE_ROUNDS + 1):  # the first turn does not count
+        began = time.process_time()
+        decode(batch)
+        took.append((time.process_time() - began) / CORE_ROWS * 1e6)
+    middle = statistics.median(took[1:])
+    print(f"a message is decoded in {middle:.1f} µs of one core ({min(took[1:]):.1f}–{max(took[1:]):.1f})")
 
 
 async def decoding(spark: SparkSession, folder: Path) -> None:
@@ -221,7 +240,11 @@ def dedup(spark: SparkSession, folder: Path) -> None:
 
 
 def main(*pieces: str) -> None:
-    wanted = pieces or ("decoding", "landing", "dedup")
+    wanted = pieces or ("core", "decoding", "landing", "dedup")
+    if "core" in wanted:
+        core()
+    if wanted == ("core",):
+        return
     with tempfile.TemporaryDirectory(prefix="ow-bench-") as folder:
         spark = spark_session(
             "local[2]", spark_ui_enabled=False, spark_log_level="ERROR", spark_sql_shuffle_partitions=2
