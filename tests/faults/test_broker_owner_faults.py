@@ -14,6 +14,8 @@ from tests.faults.broker_node import MUTATIONS, STEPS
 from tests.support.brokernodes import NodeProcess, Witness
 from tests.support.nats import Cluster, NatsServer, nats_cluster, nats_server
 
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1_800)]
+
 LEASE_MS = 500
 TIMES = 20
 DIES_S = 20.0
@@ -59,7 +61,6 @@ async def died(victim: NodeProcess) -> bool:
     return victim.process.returncode is not None
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_node_killed_at_a_step_loses_and_doubles_nothing(step: str, server: NatsServer) -> None:
     steady = await NodeProcess(server.url, LEASE_MS).start()
@@ -70,7 +71,6 @@ async def test_a_node_killed_at_a_step_loses_and_doubles_nothing(step: str, serv
         assert [] == await witness.finish()
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("mutation", MUTATIONS)
 async def test_the_witness_sees_what_is_built_wrongly(mutation: str, server: NatsServer) -> None:
     steady = await NodeProcess(server.url, LEASE_MS, mutation=mutation).start()
@@ -90,7 +90,6 @@ def cluster() -> Iterator[Cluster]:
         yield three
 
 
-@pytest.mark.faults
 async def test_a_cluster_whose_leaders_are_killed_loses_nothing(cluster: Cluster) -> None:
     urls = ",".join(cluster.urls)
     nodes = [await NodeProcess(urls, 3_000, env="prod").start() for _ in range(2)]
