@@ -13,6 +13,7 @@ import pytest
 from oncewire.broker.engine import Consume, Limits, Produced, Settle
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
+from oncewire.broker.jetstream.takeover import FIRST_PAGE
 from oncewire.contracts import topics
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
 from oncewire.errors import OncewireError, Unavailable
@@ -152,6 +153,31 @@ async def test_a_node_that_leaves_hands_over_what_is_settled(nodes: Any) -> None
     again = await read(one, topic, "b")
     await until(lambda: {each.value for each in [*reader.got, *again.got]} == {f"v{n}" for n in range(60)})
     assert not settled & ({each.value for each in reader.got[60:]} | set(again.values))
+
+
+async def test_a_message_that_comes_while_older_ones_are_read_is_held_once(nodes: Any) -> None:
+    """More than the first page waits, and one more is stored when the new owner has just begun to read the rest."""
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    await answer(one.subscribe, "", Consume(topic, "g", "a", 60_000), Reader(room=0))
+    await produce(one, topic, *(f"v{n}" for n in range(FIRST_PAGE + 50)))
+    await one.stop()
+    two = await nodes()
+    late: list[asyncio.Task[Any]] = []
+
+    def on_step(name: str) -> None:
+        if name == "open":
+            late.append(asyncio.create_task(produce(two, topic, "late")))
+
+    two.node.on_step = on_step
+    reader = await read(two, topic)
+    await until(lambda: "late" in reader.values or len(reader.got) == two.limits.in_flight_max)
+    for got in list(reader.got):
+        assert None is await ack(two, topic, got)
+    await until(lambda: "late" in reader.values)
+    assert FIRST_PAGE + 51 == (await answer(two.show_topic, "", topic)).messages
+    for each in await asyncio.gather(*late):
+        assert isinstance(each[0], Produced)
 
 
 async def test_a_node_that_dies_is_replaced_within_its_lease(nodes: Any, server: NatsServer) -> None:

@@ -220,14 +220,15 @@ class Taker:
                 await asyncio.sleep(1.0)
 
     async def _read_up_to(self, cell: Cell, first: int, last: int, *, is_new: bool) -> int:
-        """Read messages in order. New ones are appended, older ones go before those that came meanwhile."""
+        """Read messages in order, none behind `last`: those are counted in when they are confirmed. New ones are
+        appended, older ones go before those that came meanwhile."""
         start = Start(sequence=first)
         async with self._client.read(cell.topic.stream, subjects=[cell.subject], start=start, batch=PAGE) as reader:
             while first <= last:
                 page: Page = []
                 for message in await reader.fetch(timeout_s=READ_S):
-                    first = _add_message(page, cell, message)
-                if not page:
+                    first = _add_message(page, cell, message, last)
+                if not page and first <= last:
                     raise Unavailable(f"{cell.subject} could not be read up to {last}")
                 if is_new:
                     for one in page:
@@ -264,9 +265,11 @@ def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-def _add_message(page: Page, cell: Cell, message: Message) -> int:
+def _add_message(page: Page, cell: Cell, message: Message, last: int) -> int:
     """Returns where to read on."""
     delivery = parse_reply(message.reply)
+    if delivery.sequence > last:
+        return last + 1
     is_letter = b"Nats-Msg-Id: letter." in message.header_raw
     _add(page, cell, delivery.sequence, delivery.timestamp_ns, message.payload, is_letter)
     return delivery.sequence + 1
