@@ -79,8 +79,9 @@ class Tab(Session):
         return said["result"].get("value")
 
     async def until(self, expression: str, *, deadline_s: float = 2 * DEADLINE_S) -> Any:
-        """Wait until an expression is true in the page."""
-        return await until_async(lambda: self.evaluate(expression), expression, deadline_s=deadline_s)
+        """Wait until an expression is true in the page. It may speak of what is not there yet."""
+        guarded = f"(() => {{ try {{ return ({expression}) }} catch {{ return false }} }})()"
+        return await until_async(lambda: self.evaluate(guarded), expression, deadline_s=deadline_s)
 
     async def type(self, text: str) -> None:
         """As keys do it, where the focus is."""
