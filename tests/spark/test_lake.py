@@ -134,6 +134,18 @@ def test_silver_says_the_same_of_the_source_as_of_any_other_frame(
     assert 50 < len(direct)
 
 
+def test_silver_of_a_frame_that_is_cached_reads_what_is_kept(
+    spark: SparkSession, shared_server: NatsServer, lake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The stream may have more by then, or less."""
+    raw = bronze(spark, stream="EVENTS", url=shared_server.url).cache()
+    try:
+        silver(raw, "runtime").explain()
+        assert "InMemoryTableScan" in capsys.readouterr().out
+    finally:
+        raw.unpersist()
+
+
 class Cut(Lake):
     """A lake whose power goes before its n-th commit."""
 

@@ -59,8 +59,9 @@ def bronze(spark: SparkSession, *, stream: str, is_streaming: bool = False, **op
 
 def made_of(frame: DataFrame) -> DataFrame | None:
     """The source's rows that `bronze` completed to this frame, None for any other frame. Whoever completes them himself
-    spares each row a way through Java and back."""
-    return frame.__dict__.get(_MADE_OF)
+    spares each row a way through Java and back. Of a frame that is cached it is the kept rows that are wanted."""
+    found = frame.__dict__.get(_MADE_OF)
+    return None if found is None or frame.is_cached else found
 
 
 def source(spark: SparkSession, *, stream: str, is_streaming: bool, **options: object) -> DataFrame:
