@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -81,6 +82,7 @@ async def main(flags: dict[str, str], step: str, count: int) -> None:
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(name)s %(message)s")
     if sys.argv[4]:
         MUTATIONS[sys.argv[4]]()
     asyncio.run(main(json.loads(sys.argv[1]), sys.argv[2], int(sys.argv[3])))

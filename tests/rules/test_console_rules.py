@@ -94,7 +94,7 @@ def test_drift_names_both_values() -> None:
 
 
 def test_strangers_are_shown_and_not_blamed() -> None:
-    found = rows(look(1.0, 0, 0, **{"OWB+=+jobs": FoundStream(name="OWB+=+jobs", config={"subjects": ["owb.>"]})}))
+    found = rows(look(1.0, 0, 0, **{"OWB+=+jobs+1": FoundStream(name="OWB+=+jobs+1", config={"subjects": ["owb.>"]})}))
     assert [("stream", True), ("topic", False)] == [(one.kind, one.is_declared) for one in found]
 
 

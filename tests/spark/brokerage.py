@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from oncewire.broker.engine import Consume, Limits, Settle
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
-from oncewire.contracts.topics import stream_of
 from oncewire.errors import OncewireError
 from oncewire.jetstream import Client, connect
 from tests.support.broker import Reader
@@ -56,7 +55,7 @@ class Desk:
 
     async def first_of(self, topic: str) -> int:
         """The first sequence that its stream has."""
-        info = await self._client.api(f"STREAM.INFO.{stream_of(TENANT, topic)}")
+        info = await self._client.api(f"STREAM.INFO.{self._engine.node.catalog.topics[TENANT, topic].stream}")
         first: int = info["state"]["first_seq"]
         return first
 

@@ -29,7 +29,7 @@ class FakeTopic:
 
     def __init__(self, lake: Lake, name: str = "orders", number: int = 1, tenant: str = "acme") -> None:
         self.lake, self.name, self.number, self.tenant = lake, name, number, tenant
-        self.stream = stream_of(tenant, name)
+        self.stream = stream_of(tenant, name, number)
         self._last = 0
         lake.topics.append(
             {
@@ -46,7 +46,7 @@ class FakeTopic:
 
     def produce(self, value: str = "v", **envelope: Any) -> int:
         body = encode_document(("", value, DeliveredEnvelope(**envelope) if envelope else None, None))
-        return self.lake.add(self.stream, f"{prefix_of(self.tenant, self.name)}.0", body) - 1
+        return self.lake.add(self.stream, f"{prefix_of(self.tenant, self.name, self.number)}.0", body) - 1
 
     def write(self, *records: Record, taken: bool = False, owner: str = "n1", after: int | None = None) -> int:
         """A packed record; where it stands."""

@@ -133,12 +133,14 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
-            while chunk := await source.read(1 << 16):
-                await self._open.wait()
-                target.write(chunk)
-                await target.drain()
-        target.close()
+        try:
+            with contextlib.suppress(ConnectionError):
+                while chunk := await source.read(1 << 16):
+                    await self._open.wait()
+                    target.write(chunk)
+                    await target.drain()
+        finally:
+            target.close()
 
     def cut(self) -> None:
         self._open.clear()

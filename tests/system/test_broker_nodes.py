@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from oncewire.broker.engine import Consume, Limits, Produced, Settle
+from oncewire.broker.jetstream import cell
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.jetstream.takeover import FIRST_PAGE
@@ -87,6 +88,10 @@ async def topic_on(engine: JetStreamEngine, partitions: int = 8) -> str:
     name = unique("topic")
     await answer(engine.create_topic, "", name, partitions)
     return name
+
+
+def stream_of(engine: JetStreamEngine, topic: str) -> str:
+    return engine.node.catalog.topics["", topic].stream
 
 
 async def test_a_message_goes_in_at_one_node_out_at_another_and_is_settled_at_a_third(nodes: Any) -> None:
@@ -250,7 +255,7 @@ async def test_a_dead_letter_makes_the_stream_that_a_crash_left_out(nodes: Any, 
     await until(lambda: len(reader.got) == 1)
     await answer(one.create_topic, "", f"dlq.{topic}", 1)
     async with connect(server.url) as client:
-        await client.api(f"STREAM.DELETE.{topics.stream_of('', f'dlq.{topic}')}")
+        await client.api(f"STREAM.DELETE.{stream_of(one, f'dlq.{topic}')}")
     assert None is await nack(one, topic, reader.got[0])
     letters = await read(one, f"dlq.{topic}")
     await until(lambda: letters.values == ["v"])
@@ -273,7 +278,7 @@ async def test_a_dead_letter_does_not_overtake_the_stream_that_another_one_makes
     assert [None] == [await each for each in second]
     letters = await read(one, f"dlq.{topic}")
     await until(lambda: sorted(letters.values) == ["v", "w"])
-    info = await one.node.client.api(f"STREAM.INFO.{topics.stream_of('', f'dlq.{topic}')}")
+    info = await one.node.client.api(f"STREAM.INFO.{stream_of(one, f'dlq.{topic}')}")
     assert one.limits.dead_letter_age_ms * 1_000_000 == info["config"]["duplicate_window"]
 
 
@@ -286,7 +291,7 @@ async def test_a_message_whose_dead_letter_cannot_be_stored_is_unsettled_and_com
     await produce(one, topic, "v", retry_policy=RetryPolicy(max_attempts=1))
     await until(lambda: len(reader.got) == 1)
     async with connect(server.url) as client:
-        in_the_way = {"name": unique("OTHER"), "subjects": [f"{topics.prefix_of('', f'dlq.{topic}')}.>"]}
+        in_the_way = {"name": unique("OTHER"), "subjects": [f"owb.=.{topics.token(f'dlq.{topic}')}.>"]}
         await client.api(f"STREAM.CREATE.{in_the_way['name']}", in_the_way)
         refused = await nack(one, topic, reader.got[0])
         assert isinstance(refused, Unavailable)
@@ -321,6 +326,40 @@ async def test_a_poll_takes_from_another_node_no_more_than_it_asked_for(nodes: A
     await until_async(poll)
     assert {f"v{n}" for n in range(40)} == {each.value for each in got}
     assert 40 == len(got)
+
+
+async def test_a_node_that_hears_nothing_of_another_takes_nothing_from_it(nodes: Any) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topic = await topic_on(one, 16)
+    await produce(one, topic, *(f"v{n}" for n in range(100)))
+    before = owned(one), owned(two)
+    assert all(before)
+    two.node.session._peers.clear()  # as after a watch that broke
+    stored = await produce(two, topic, *(f"w{n}" for n in range(100)))
+    assert all(isinstance(each, Produced) for each in stored)
+    assert before == (owned(one), owned(two))
+
+
+async def test_a_snapshot_follows_one_that_its_owner_does_not_know(nodes: Any, monkeypatch: Any) -> None:
+    """Its answer was lost, or a replica told of an older one."""
+    monkeypatch.setattr(cell, "SNAPSHOT_RECORDS", 5)
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    (at,) = one.node.cells.values()
+
+    async def is_written() -> bool:
+        (stored,) = await produce(one, topic, "v")
+        await until(lambda: reader.got and reader.got[-1].offset == stored.offset)
+        assert None is await ack(one, topic, reader.got[-1])
+        return at.snapshot_sequence not in (0, known)
+
+    known = 0
+    await until_async(is_written)
+    known, at.snapshot_sequence = at.snapshot_sequence, 0
+    await until_async(is_written)
+    assert known < at.snapshot_sequence
 
 
 async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(nodes: Any) -> None:
@@ -382,8 +421,9 @@ async def test_others_can_read_the_stream_of_a_topic(nodes: Any, server: NatsSer
     await until(lambda: reader.got)
     await ack(one, topic, reader.got[0])
     async with connect(server.url) as client:
-        message = await client.get(topics.stream_of("", topic), stored.offset + 1)
-        assert f"{topics.prefix_of('', topic)}.{stored.partition}" == message.subject
+        message = await client.get(stream_of(one, topic), stored.offset + 1)
+        number = one.node.catalog.topics["", topic].number
+        assert ("", topic, number, stored.partition, "message") == topics.read_subject(message.subject)
         assert {"key": "hello", "value": "hello", "envelope": {"run_id": "r"}} == msgspec.json.decode(message.payload)
         assert ("ack", "g", stored.offset, 1, "a") in await settlements(client, one, topic, stored.partition)
 

@@ -67,7 +67,8 @@ async def test_up_runs_a_broker_whose_topics_are_streams(tmp_path: Path) -> None
             (delivery,) = await client.take("orders", "billing", wait_s=20.0)
             await client.ack(client.lease("orders", "billing", delivery))
         witness = await nats.connect(up.url("nats"))
-        found = await witness.jetstream().get_msg("OWB+=+orders", seq=delivery.offset + 1)
+        stream = await witness.jetstream().find_stream_name_by_subject("owb.=.orders.>")
+        found = await witness.jetstream().get_msg(stream, seq=delivery.offset + 1)
         assert {"key": "", "value": "hello"} == json.loads(found.data or b"")
         await witness.close()
     finally:

@@ -1,17 +1,18 @@
 """What a topic of the broker is called on the server, for all who read there. Pure.
 
-    stream  OWB+<tenant>+<topic>                 a topic; where that is too long, OWB= and a digest of both
-      owb.<tenant>.<topic>.<partition>           its messages; an offset is the stream's sequence minus one
-      owb.<tenant>.<topic>.<partition>.fence     written by an owner that could not wait for the one before it
-      owb.<tenant>.<topic>.keys                  keys of messages that went to another topic
+    stream  OWB+<tenant>+<topic>+<number>                 a topic; too long: OWB=, a digest of both names, the number
+      owb.<tenant>.<topic>.<number>.<partition>           its messages; an offset is the stream's sequence minus one
+      owb.<tenant>.<topic>.<number>.<partition>.fence     of an owner that could not wait for the one before it
+      owb.<tenant>.<topic>.<number>.keys                  keys of messages that went to another topic
     stream  BROKER_RECORDS
-      broker_records.<topic number>.<partition>  what an owner decided: settlements, groups, marks (records.py)
+      broker_records.<number>.<partition>                 what an owner decided: settlements, groups, marks (records.py)
     stream  BROKER_SNAPSHOTS
-      broker_snapshots.<topic number>.<partition>.<part>
+      broker_snapshots.<number>.<partition>.<part>
 
-A topic that was deleted and made again has another number, so nothing of the first belongs to the second; its stream
-bears the number. Names of tenants and topics go into a token byte for byte: what is no letter, digit, - or _ as = and
-two digits, an empty name as a lone =. No two names share a token.
+A topic that was deleted and made again has another number, and numbers never come back. So nothing of the first belongs
+to the second, and whoever is late, with a message or with the deletion itself, meets nothing. Names of tenants and
+topics go into a token byte for byte: what is no letter, digit, - or _ as = and two digits, an empty name as a lone =.
+No two names share a token.
 """
 
 from __future__ import annotations
@@ -52,16 +53,16 @@ def untoken(text: str) -> str:
     return (first.encode() + b"".join(bytes.fromhex(one[:2]) + one[2:].encode() for one in escaped)).decode()
 
 
-def stream_of(tenant: str, topic: str) -> str:
-    name = f"OWB+{token(tenant)}+{token(topic)}"
+def stream_of(tenant: str, topic: str, number: int) -> str:
+    name = f"OWB+{token(tenant)}+{token(topic)}+{number}"
     if len(name) <= STREAM_CHARS_MAX:
         return name
-    return "OWB=" + blake2b(f"{token(tenant)}.{token(topic)}".encode(), digest_size=20).hexdigest()
+    return f"OWB={blake2b(f'{token(tenant)}.{token(topic)}'.encode(), digest_size=20).hexdigest()}+{number}"
 
 
-def prefix_of(tenant: str, topic: str) -> str:
+def prefix_of(tenant: str, topic: str, number: int) -> str:
     """Of a topic's subjects."""
-    return f"owb.{token(tenant)}.{token(topic)}"
+    return f"owb.{token(tenant)}.{token(topic)}.{number}"
 
 
 def records_of(number: int, partition: int) -> str:
@@ -78,6 +79,7 @@ class Place(NamedTuple):
 
     tenant: str
     topic: str
+    number: int
     partition: int
     kind: str
 
@@ -86,14 +88,14 @@ def read_subject(subject: str) -> Place:
     """A subject below owb., or ContractViolation."""
     first, *tokens = subject.split(".")
     try:
-        if first != "owb" or len(tokens) not in (3, 4):
+        if first != "owb" or len(tokens) not in (4, 5):
             raise ValueError
-        tenant, topic = untoken(tokens[0]), untoken(tokens[1])
-        if tokens[2:] == [KEYS]:
-            return Place(tenant, topic, -1, KEYS)
-        if len(tokens) == 4 and tokens[3] != FENCE:
+        tenant, topic, number = untoken(tokens[0]), untoken(tokens[1]), _number(tokens[2])
+        if tokens[3:] == [KEYS]:
+            return Place(tenant, topic, number, -1, KEYS)
+        if len(tokens) == 5 and tokens[4] != FENCE:
             raise ValueError
-        return Place(tenant, topic, _number(tokens[2]), MESSAGE if len(tokens) == 3 else FENCE)
+        return Place(tenant, topic, number, _number(tokens[3]), MESSAGE if len(tokens) == 4 else FENCE)
     except ValueError:
         raise ContractViolation(f"topic: {subject[:200]!r} is no subject of a topic", field="subject") from None
 

@@ -209,19 +209,22 @@ class Client:
             **options,
         )
 
-    async def get(self, stream: str, sequence: int) -> StoredMessage:
-        """The message at a sequence. NotFound when it is not there (any more)."""
-        return await stored.get_message(self.requests, stream, {"seq": sequence})
+    async def get(self, stream: str, sequence: int, *, is_exact: bool = False) -> StoredMessage:
+        """The message at a sequence. NotFound when it is not there (any more). A replica that lags may answer, also the
+        two below, unless it must be exact."""
+        return await self._get(stream, {"seq": sequence}, is_exact)
 
-    async def get_next(self, stream: str, sequence: int, subject: str) -> StoredMessage:
+    async def get_next(self, stream: str, sequence: int, subject: str, *, is_exact: bool = False) -> StoredMessage:
         """The first message at or after a sequence whose subject matches."""
-        return await stored.get_message(self.requests, stream, {"seq": sequence, "next_by_subj": subject})
+        return await self._get(stream, {"seq": sequence, "next_by_subj": subject}, is_exact)
 
     async def get_last(self, stream: str, subject: str, *, is_exact: bool = False) -> StoredMessage:
-        """The last message on a subject. A replica that lags may answer, unless it must be exact."""
-        if is_exact:
-            return await stored.get_from_leader(self.requests, stream, {"last_by_subj": subject})
-        return await stored.get_message(self.requests, stream, {"last_by_subj": subject})
+        """The last message on a subject."""
+        return await self._get(stream, {"last_by_subj": subject}, is_exact)
+
+    async def _get(self, stream: str, request: dict[str, Any], is_exact: bool) -> StoredMessage:
+        get = stored.get_from_leader if is_exact else stored.get_message
+        return await get(self.requests, stream, request)
 
     async def get_batch(self, stream: str, **options: Any) -> list[StoredMessage]:
         """Many messages from a sequence or a time on. See `stored.get_batch`."""

@@ -18,7 +18,7 @@ from oncewire.errors import Conflict, ContractViolation, NotFound, TooLarge
 from oncewire.jetstream import codes
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import Outgoing
-from oncewire.jetstream.pull import parse_reply
+from oncewire.jetstream.pull import HEARTBEAT_S, parse_reply
 from oncewire.jetstream.reader import Start
 
 if TYPE_CHECKING:
@@ -56,14 +56,15 @@ class KeyValue:
             )
         return self._prefix + key
 
-    async def get(self, key: str) -> Entry | None:
-        """The value, or None when there is none or it was deleted."""
-        entry = await self._last(key)
+    async def get(self, key: str, *, is_exact: bool = False) -> Entry | None:
+        """The value, or None when there is none or it was deleted. A replica that lags may answer, unless it must be
+        exact."""
+        entry = await self._last(key, is_exact=is_exact)
         return None if entry is None or entry.is_deleted else entry
 
-    async def _last(self, key: str) -> Entry | None:
+    async def _last(self, key: str, *, is_exact: bool) -> Entry | None:
         try:
-            found = await self._client.get_last(self.stream, self._subject(key))
+            found = await self._client.get_last(self.stream, self._subject(key), is_exact=is_exact)
         except NotFound as missing:
             if missing.server_code == codes.STREAM_NOT_FOUND:
                 raise
@@ -79,7 +80,7 @@ class KeyValue:
         try:
             return await self._write(key, value, 0)
         except Conflict:
-            last = await self._last(key)
+            last = await self._last(key, is_exact=True)
             if last is None or not last.is_deleted:
                 raise Conflict(f"key {key} of {self.bucket} exists already") from None
             return await self._write(key, value, last.revision)
@@ -127,11 +128,13 @@ class KeyValue:
         key, is_deleted = message.subject.removeprefix(self._prefix), _OPERATION in message.headers
         return Entry(key, message.payload, parse_reply(message.reply).sequence, is_deleted)
 
-    async def watch(self, pattern: str = ">") -> AsyncGenerator[Entry]:
-        """Each key's present value, then every change, deletions included. Ends when the caller stops iterating."""
+    async def watch(self, pattern: str = ">", *, heartbeat_s: float = HEARTBEAT_S) -> AsyncGenerator[Entry]:
+        """Each key's present value, then every change, deletions included. Ends when the caller stops iterating.
+        Two to three heartbeats of silence and it is watched anew."""
         async with contextlib.AsyncExitStack() as stack:
             subject = self._prefix + pattern
-            reading = self._client.read(self.stream, subjects=[subject], start=Start(is_last_per_subject=True))
+            start = Start(is_last_per_subject=True)
+            reading = self._client.read(self.stream, subjects=[subject], start=start, heartbeat_s=heartbeat_s)
             reader = await stack.enter_async_context(reading)
             while True:
                 for message in await reader.fetch():

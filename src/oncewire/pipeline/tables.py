@@ -15,8 +15,8 @@
     letter      dlq.>                                    a dead letter
     request     dlq_requests.*                           what an agent handed to the dead-letter service
     replay      dlq_replays.*                            a step of a letter's way back
-    broker      owb.*.*.*                                a message of a topic
-    broker_mark owb.*.*.*.fence, owb.*.*.keys            what an owner stores in a topic beside messages
+    broker      owb.*.*.*.*                              a message of a topic
+    broker_mark owb.*.*.*.*.fence, owb.*.*.*.keys        what an owner stores in a topic beside messages
     broker_record broker_records.*.*                     settlements and the like of a partition, nested
     advisory    $JS.EVENT.ADVISORY.CONSUMER.…            a delivery that the server gave up
 

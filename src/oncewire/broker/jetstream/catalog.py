@@ -1,8 +1,9 @@
 """Which topics there are: a bucket that all nodes watch, and a stream for each topic.
 
 The entry decides: who writes it first makes the topic, its revision is the topic's number, and deleting it deletes the
-topic. The stream follows and bears the number, so that whoever needs it can make what a crash left out, and take away
-what a crash left behind.
+topic. All else follows and has the number in its name, which never comes back: whoever needs it makes what a crash left
+out, and what a crash or a late node left behind can be taken away at any time, whatever has that name by then. A
+deleted topic's stream goes last: as long as it is there, `sweep` finds it and takes away the rest too.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import msgspec
 from oncewire.broker.jetstream import names
 from oncewire.contracts import topics
 from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, codes
+from oncewire.jetstream import Client, StoredMessage, codes
 from oncewire.jetstream import Entry as Change
 
 WINDOW_MS_MIN: Final = 100
 """The server's own least duplicate window."""
 WATCH_AGAIN_S: Final = 0.25
 CATCH_UP_S_MAX: Final = 5.0
-TRIES_MAX: Final = 10
+SWEEP_S: Final = 3_600.0
 _log = logging.getLogger(__name__)
 
 
@@ -51,11 +52,16 @@ class Listed(msgspec.Struct, frozen=True, weakref=True):
 
 
 def listed(number: int, tenant: str, name: str, entry: Entry) -> Listed:
-    stream, prefix = topics.stream_of(tenant, name), topics.prefix_of(tenant, name)
+    stream, prefix = topics.stream_of(tenant, name, number), topics.prefix_of(tenant, name, number)
     return Listed(number, tenant, name, entry.partitions, entry.at_ms, stream, prefix)
 
 
 _decode_entry = msgspec.json.Decoder(Entry).decode
+
+
+def _is_past(last: StoredMessage | None, number: int) -> bool:
+    """Whether this says that the topic with the number was deleted."""
+    return last is not None and last.sequence > number
 
 
 class Catalog:
@@ -115,8 +121,11 @@ class Catalog:
             _log.warning("%r in the list of topics is not the broker's and is left out: %s", change.key, error)
 
     def _add(self, topic: Listed) -> None:
+        """What was asked for may come late: of what the watch has passed it knows best."""
         key = (topic.tenant, topic.name)
         known = self.topics.get(key)
+        if known is None and topic.number <= self._seen:
+            return
         if known is not None and known.number < topic.number:
             self._drop(*key, topic.number)
         if known is None or known.number < topic.number:
@@ -146,11 +155,12 @@ class Catalog:
 
     async def find(self, tenant: str, name: str) -> Listed | None:
         """A topic, also one that another node has just made."""
-        known = self.topics.get((tenant, name))
-        if known is None and (entry := await self._kv.get(names.key_of(tenant, name))) is not None:
-            known = listed(entry.revision, tenant, name, _decode_entry(entry.value))
-            self._add(known)
-        return known
+        if (known := self.topics.get((tenant, name))) is not None:
+            return known
+        last = await self._last_of(tenant, name)
+        if last is not None and last.payload:  # a deletion is empty
+            self._add(listed(last.sequence, tenant, name, _decode_entry(last.payload)))
+        return self.topics.get((tenant, name))
 
     async def create(self, tenant: str, name: str, partitions: int, now_ms: int, window_ms: int = 0) -> Listed:
         """Make a topic, or find the one that is there."""
@@ -171,39 +181,63 @@ class Catalog:
         """Its entry goes first: from then on it is gone, whatever is left of it."""
         await self._kv.delete(names.key_of(topic.tenant, topic.name), topic.number)
         self._drop(topic.tenant, topic.name, topic.number + 1)
-        await self._delete_stream(topic.stream)
-        for stream, subject in (
-            (topics.RECORDS, f"broker_records.{topic.number}.>"),
-            (topics.SNAPSHOTS, f"broker_snapshots.{topic.number}.>"),
-            (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.part.{topic.number}.>"),
-        ):
-            await self._client.api(f"STREAM.PURGE.{stream}", {"filter": subject})
+        self._on_step("unlisted")
+        await self._clear(topic.stream, topic.number)
 
-    async def _delete_stream(self, stream: str) -> None:
+    async def _clear(self, stream: str, number: int) -> None:
+        """Take away all that a topic had. Its stream goes last, so that it shows what is left to do."""
+        for shared, subject in (
+            (topics.RECORDS, f"broker_records.{number}.>"),
+            (topics.SNAPSHOTS, f"broker_snapshots.{number}.>"),
+            (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.part.{number}.>"),
+        ):
+            await self._client.api(f"STREAM.PURGE.{shared}", {"filter": subject})
+        self._on_step("cleared")
         with contextlib.suppress(NotFound):
             await self._client.api(f"STREAM.DELETE.{stream}")
+
+    async def sweep_for_ever(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except OncewireError as error:
+                _log.info("what deleted topics left behind stays for now: %s", error.message)
+            await asyncio.sleep(SWEEP_S)
+
+    async def sweep(self) -> None:
+        """Finish the deletions that others began. The streams are listed first, so that the entry of each that is a
+        topic has been heard of after that."""
+        streams: list[str] = []
+        is_more = True
+        while is_more:
+            page = await self._client.api("STREAM.NAMES", {"subject": topics.SUBJECTS, "offset": len(streams)})
+            streams += page["streams"] or []
+            is_more = bool(page["streams"]) and len(streams) < page["total"]
+        await self.catch_up()
+        known = {topic.stream for topic in self.topics.values()}
+        for stream in streams:
+            if stream not in known:
+                await self._sweep_stream(stream)
+
+    async def _sweep_stream(self, stream: str) -> None:
+        bears = topics.read_metadata((await self._find_stream(stream)).get("metadata") or {})
+        if bears is None:
+            return
+        if _is_past(await self._last_of(bears.tenant, bears.topic), bears.number):
+            _log.info("%s is left of a deleted topic and is taken away", stream)
+            await self._clear(stream, bears.number)
+        else:
+            _log.warning("%s is no topic, and nothing says that one was deleted: it stays", stream)
 
     # ---- streams
 
     async def ensure(self, topic: Listed, window_ms: int = 0) -> None:
-        """See that the topic's stream is there, that it is this topic's, and that it refuses repeated ids for so long:
-        a dead letter must stay single as long as it lives."""
+        """See that the topic's stream is there, and that it refuses repeated ids for so long: a dead letter must stay
+        single as long as it lives."""
         window_ns = max(self._window_ns, window_ms * 1_000_000)
-        for _ in range(TRIES_MAX):
-            found = await self._find_stream(topic.stream)
-            number = int((found.get("metadata") or {}).get(topics.NUMBER) or 0)
-            if number > topic.number:
-                raise NotFound("topic does not exist")
-            if number == topic.number:
-                if found.get("duplicate_window", 0) < window_ns:
-                    await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": window_ns})
-                return
-            await self._check(topic)
-            if found:
-                await self._delete_stream(topic.stream)
-            if await self._make(self._config(topic, window_ns)):
-                return
-        raise Unavailable(f"other nodes make {topic.stream} and take it away without end", retry_after_s=0.1)
+        found = await self._find_stream(topic.stream) or await self._make(topic, window_ns)
+        if found.get("duplicate_window", 0) < window_ns:
+            await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": window_ns})
 
     async def _find_stream(self, stream: str) -> dict[str, Any]:
         """Its configuration; empty when there is none."""
@@ -214,22 +248,31 @@ class Catalog:
         found: dict[str, Any] = info["config"]
         return found
 
-    async def _check(self, topic: Listed) -> None:
-        """NotFound when the topic was deleted; asked of the leader: a replica may not know the topic yet."""
-        subject = f"$KV.{names.TOPICS}.{names.key_of(topic.tenant, topic.name)}"
-        last = await self._client.api(f"STREAM.MSG.GET.KV_{names.TOPICS}", {"last_by_subj": subject})
-        if last["message"]["seq"] != topic.number:
-            raise NotFound("topic does not exist")
-
-    async def _make(self, config: dict[str, Any]) -> bool:
-        """False when another node was quicker, maybe with other settings."""
+    async def _make(self, topic: Listed, window_ns: int) -> dict[str, Any]:
+        """The topic is looked up after that: one that was deleted meanwhile must not keep a stream."""
         try:
-            await self._client.api(f"STREAM.CREATE.{config['name']}", config)
+            info = await self._client.api(f"STREAM.CREATE.{topic.stream}", self._config(topic, window_ns))
+            made: dict[str, Any] = info["config"]
         except Conflict as error:
             if error.server_code != codes.STREAM_NAME_IN_USE:
                 raise
-            return False
-        return True
+            made = await self._find_stream(topic.stream)  # another node was quicker, with another window
+        last = await self._last_of(topic.tenant, topic.name)
+        if last is None or last.sequence != topic.number:
+            if _is_past(last, topic.number):
+                await self._clear(topic.stream, topic.number)
+            raise NotFound("topic does not exist")
+        return made
+
+    async def _last_of(self, tenant: str, name: str) -> StoredMessage | None:
+        """What was written last of a topic, its deletion included. Asked of the leader: a replica may be behind."""
+        subject = f"$KV.{names.TOPICS}.{names.key_of(tenant, name)}"
+        try:
+            return await self._client.get_last(f"KV_{names.TOPICS}", subject, is_exact=True)
+        except NotFound as missing:
+            if missing.server_code == codes.STREAM_NOT_FOUND:
+                raise
+            return None
 
     def _config(self, topic: Listed, window_ns: int) -> dict[str, Any]:
         return {

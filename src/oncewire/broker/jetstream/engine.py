@@ -276,7 +276,7 @@ class JetStreamEngine:
         ack = await self.node.client.publish_one(Outgoing(f"{named.prefix}.keys", choice, message_id))
         if not ack.is_duplicate:
             return place
-        first = await self.node.client.get(named.stream, ack.sequence)
+        first = await self.node.client.get(named.stream, ack.sequence, is_exact=True)
         if not first.subject.endswith(".keys"):
             return None
         name, partition = msgspec.json.decode(first.payload, type=tuple[str, int])

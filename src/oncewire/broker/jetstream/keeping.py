@@ -28,8 +28,8 @@ from oncewire.broker.jetstream import ops
 from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Cell
 from oncewire.contracts.records import Acked
-from oncewire.errors import ContractViolation, OncewireError, Unavailable
-from oncewire.jetstream import Client
+from oncewire.errors import ContractViolation, NotFound, OncewireError, Unavailable
+from oncewire.jetstream import Client, codes
 
 _log = logging.getLogger(__name__)
 
@@ -163,12 +163,21 @@ class Keeper:
                     _log.info("entries of %s stay for now: %s", topic.stream, error.message)
 
     async def _look(self, topic: Listed) -> None:
-        client, gone = self._node.client, self.gone_of(topic.number)
-        info = await client.api(f"STREAM.INFO.{topic.stream}")
+        gone = self.gone_of(topic.number)
+        info = await self._node.client.api(f"STREAM.INFO.{topic.stream}")
         for number in topic.partitions:
-            first = await client.get_batch(topic.stream, sequence=1, subject=f"{topic.prefix}.{number}", count=1)
-            last_gone = first[0].sequence - 2 if first else info["state"]["last_seq"] - 1
-            gone[number] = max(gone.get(number, -1), last_gone)
+            first = await self._first(topic, number) or info["state"]["last_seq"] + 1
+            gone[number] = max(gone.get(number, -1), first - 2)
+
+    async def _first(self, topic: Listed, partition: int) -> int:
+        """The sequence of a partition's first message, 0 when there is none; a replica may not know it yet."""
+        try:
+            found = await self._node.client.get_next(topic.stream, 1, f"{topic.prefix}.{partition}", is_exact=True)
+        except NotFound as missing:
+            if missing.server_code != codes.NO_MESSAGE_FOUND:
+                raise
+            return 0
+        return found.sequence
 
     def gone_of(self, number: int) -> dict[int, int]:
         return self.gone.setdefault(number, {})

@@ -60,6 +60,7 @@ class Node:
     that tests can stop a process there:
 
         entry                                  a topic is in the list, its stream is not made yet
+        unlisted  cleared                      a topic is deleted: all it had is there yet; only its stream is
         lease  fence  replay  taken  open      a partition is taken: see takeover.py
         confirmed                              a commit is durable and nobody was told
         letter                                 a dead letter is stored, its message is not settled yet
@@ -107,6 +108,7 @@ class Node:
         await self.session.open()
         self._nodes = {self.session.node}
         self.spawn(self._watch_nodes())
+        self.spawn(self.catalog.sweep_for_ever())
         self.spawn(self.keeper.look_for_gone(self.limits.idempotency_ttl_ms / 1000))
 
     async def stop(self) -> None:
@@ -267,7 +269,7 @@ class Node:
             self.cells[cell.key] = cell
             try:
                 await self.catalog.ensure(topic)
-                owner = await self.taker.take(cell, lambda node: node == self.node or not self.session.is_there(node))
+                owner = await self.taker.take(cell, self.session.end)
             except BaseException as error:
                 self._drop(cell, "between owners")
                 if isinstance(error, (Refused, TimeoutError)) and not isinstance(error, NotFound):
@@ -478,6 +480,9 @@ class Node:
         except OncewireError as error:
             cell.records_since += since
             _log.info("no snapshot of %s was written, the next one will be: %s", cell.records_subject, error.message)
+            if isinstance(error, Conflict):  # the one before was stored and not confirmed, or an older one was read
+                with contextlib.suppress(OncewireError):
+                    cell.snapshot_sequence = await self.taker.snapshot_stands_at(cell)
         finally:
             cell.is_snapshotting = False
 

@@ -1,8 +1,10 @@
 """Who is there, and for how long: a key for each node, written again every third of its lease.
 
 A node holds its partitions as long as it holds its session. It counts the lease from before it sent the write that was
-confirmed last; the others count from when they saw that write. So they never think that it is gone while it thinks that
-it is there, and it needs no clock but a monotonic one. A session that ended is not taken up again: its node begins
+confirmed last; the others count from when they saw that write, so all need no clock but a monotonic one. But a watch
+may be late, or broken: that nothing was heard of a node does not say that it is gone. Whoever wants what it has ends
+its session first (`end`): takes its key away, on the revision that was seen a lease ago. That fails when the node has
+renewed it, and when it succeeds the node can renew no more. A session that ended is not taken up again: its node begins
 another one, under another name, and has to win its partitions anew.
 """
 
@@ -21,10 +23,13 @@ import msgspec
 from oncewire.broker.jetstream import names
 from oncewire.errors import Conflict, OncewireError, Unavailable
 from oncewire.jetstream import Client, State
+from oncewire.jetstream.pull import HEARTBEAT_S
 
 RENEW_SHARE: Final = 3
+HEARTBEAT_S_MIN: Final = 0.5
 FORGET_LEASES: Final = 10
 """So many leases after its end a session's key is taken away."""
+ENDED_MAX: Final = 1_000
 LEAVE_S: Final = 1.0
 WATCH_AGAIN_S: Final = 0.1
 _log = logging.getLogger(__name__)
@@ -65,6 +70,8 @@ class Session:
         self._begun = begun
         self._changed = changed
         self._peers: dict[str, _Peer] = {}
+        self._ended: dict[str, None] = {}
+        """Sessions that are over, the latest: they never come back."""
         self._tasks: list[asyncio.Task[None]] = []
         self._revision = 0
         self._ends_at = 0.0
@@ -107,6 +114,26 @@ class Session:
         peer = self._peers.get(node)
         return peer is not None and time.monotonic() < peer.heard_at + peer.lease_s
 
+    async def end(self, node: str) -> bool:
+        """See that a session is over; False when it is not, as far as anybody can know."""
+        if node in self._ended:
+            return True
+        peer = self._peers.get(node)
+        if peer is not None and time.monotonic() < peer.heard_at + peer.lease_s:
+            return False
+        is_ended = peer is not None and await self._clear(node, peer.revision)
+        if not is_ended and (entry := await self._kv.get(f"node.{node}", is_exact=True)) is not None:
+            self._hear(node, entry.revision, entry.value, is_deleted=False)
+            return False
+        self._is_over(node)
+        return True
+
+    def _is_over(self, node: str) -> None:
+        self._peers.pop(node, None)
+        self._ended[node] = None
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+
     # ---- keeping it
 
     async def _begin(self) -> None:
@@ -126,6 +153,7 @@ class Session:
                 if self.is_held:
                     await self._renew(pause_s)
                 else:
+                    self._is_over(self.node)
                     self._lost()
                     await self._begin()
             except Conflict:
@@ -136,7 +164,7 @@ class Session:
     async def _look_again(self) -> None:
         """Nobody else writes our key: it is gone, or a write of ours went through without an answer."""
         with contextlib.suppress(OncewireError):
-            entry = await self._kv.get(f"node.{self.node}")
+            entry = await self._kv.get(f"node.{self.node}", is_exact=True)
             self._revision = entry.revision if entry is not None else 0
             if entry is None:
                 self._ends_at = 0.0
@@ -152,7 +180,8 @@ class Session:
     async def _watch(self) -> None:
         while True:
             try:
-                async with contextlib.aclosing(self._kv.watch("node.>")) as changes:
+                heartbeat_s = min(HEARTBEAT_S, max(HEARTBEAT_S_MIN, self._lease_s / RENEW_SHARE))
+                async with contextlib.aclosing(self._kv.watch("node.>", heartbeat_s=heartbeat_s)) as changes:
                     async for change in changes:
                         self._hear(change.key.removeprefix("node."), change.revision, change.value, change.is_deleted)
             except Unavailable as error:
@@ -166,7 +195,9 @@ class Session:
             return
         known = self._peers.get(node)
         if is_deleted:
-            self._peers.pop(node, None)
+            self._is_over(node)
+        elif node in self._ended:
+            return  # what was asked for has come before what the watch brings
         elif known is None or known.revision < revision:
             try:
                 lease_s = msgspec.json.decode(value, type=Sign).lease_ms / 1000
@@ -182,9 +213,17 @@ class Session:
         for name, peer in list(self._peers.items()):
             if now > peer.heard_at + FORGET_LEASES * peer.lease_s:
                 del self._peers[name]
-                task = asyncio.create_task(self._clear(name, peer.revision))
+                task = asyncio.create_task(self._forget(name, peer.revision))
                 self._tasks = [*(one for one in self._tasks if not one.done()), task]
 
-    async def _clear(self, node: str, revision: int) -> None:
+    async def _forget(self, node: str, revision: int) -> None:
         with contextlib.suppress(OncewireError):
+            await self._clear(node, revision)
+
+    async def _clear(self, node: str, revision: int) -> bool:
+        """Take its key away, unless it was written again."""
+        try:
             await self._kv.delete(f"node.{node}", revision)
+        except Conflict:
+            return False
+        return True

@@ -1,6 +1,6 @@
 """How a node comes to own a partition, and how it finds out what is stored when it is not sure. In this order:
 
-    1  lease      win the partition's entry by compare-and-set
+    1  lease      see that its owner's session is over, and win the partition's entry by compare-and-set
     2  fence      unless its last owner left it in order: write a fence, so that no message of that one can follow
     3  snapshot   and the records behind it
     4  taken      append a record that says so, expecting the last one that was read; if another came between, read on
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import msgspec
@@ -58,10 +58,11 @@ class Taker:
             return Owned(""), 0
         return msgspec.json.decode(entry.value, type=Owned), entry.revision
 
-    async def take(self, cell: Cell, may_take: Callable[[str], bool]) -> str:
-        """Make the cell its partition's owner, and open it. The name of the owner when there is one already."""
+    async def take(self, cell: Cell, end: Callable[[str], Awaitable[bool]]) -> str:
+        """Make the cell its partition's owner, and open it. The name of the owner when there is one already, whose
+        session cannot be ended."""
         owned, revision = await self._entry(*cell.key)
-        if owned.node and not may_take(owned.node):
+        if owned.node and owned.node != cell.node and not await end(owned.node):
             return owned.node
         self._on_step("lease")
         mine = msgspec.json.encode(Owned(cell.node, owned.fence))
@@ -127,6 +128,9 @@ class Taker:
         return sequence
 
     # ---- records
+
+    async def snapshot_stands_at(self, cell: Cell) -> int:
+        return await self._last(topics.SNAPSHOTS, f"{names.snapshot_of(*cell.key)}.0")
 
     async def _read_snapshot(self, cell: Cell) -> None:
         found = await self._client.get_last_of(topics.SNAPSHOTS, [f"{names.snapshot_of(*cell.key)}.*"])
@@ -252,13 +256,26 @@ class Taker:
             for one in found:
                 if one.sequence < end:
                     _add(page, cell, one.sequence, one.timestamp_ns, one.payload, is_letter=False)
-            if not found or found[-1].sequence >= end:
+            if found:
+                sequence = found[-1].sequence + 1
+            elif await self._has_more(cell, sequence, end):
+                await asyncio.sleep(LOOK_AGAIN_S)  # this replica is not as far yet
+            else:
                 break
-            sequence = found[-1].sequence + 1
         if cell.loaded_from == end:
             cell.loaded_from = first
             cell.messages.prepend(page)
             cell.state.hold_again(cell.held)
+
+    async def _has_more(self, cell: Cell, first: int, end: int) -> bool:
+        """Whether the partition has a message in there, asked of the leader."""
+        try:
+            found = await self._client.get_next(cell.topic.stream, first, cell.subject, is_exact=True)
+        except NotFound as missing:
+            if missing.server_code != codes.NO_MESSAGE_FOUND:
+                raise
+            return False
+        return found.sequence < end
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
