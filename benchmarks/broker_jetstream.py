@@ -100,21 +100,22 @@ class Rate:
         self._engine.produce("", body, self._stored if self._is_cycle else self._again)
 
     def _stored(self, answer: Any) -> None:
-        if time.perf_counter() < self._ends_at:  # the last ones may meet the end of their topic
-            _checked(answer)
+        if isinstance(answer, OncewireError) and time.perf_counter() < self._ends_at:
+            self._fail(answer)  # behind the end the topic may be gone
 
     def _again(self, answer: Any) -> None:
-        if time.perf_counter() < self._ends_at:
-            _checked(answer)
+        if time.perf_counter() >= self._ends_at:
+            if not self._ended.done():
+                self._ended.set_result(None)
+        elif isinstance(answer, OncewireError):
+            self._fail(answer)
+        else:
             self._count += 1
             self._produce()
-        elif not self._ended.done():
-            self._ended.set_result(None)
 
-
-def _checked(answer: Any) -> None:
-    if isinstance(answer, OncewireError):
-        raise answer
+    def _fail(self, error: OncewireError) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
 
 @contextlib.asynccontextmanager

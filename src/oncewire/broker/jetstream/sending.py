@@ -1,8 +1,7 @@
 """Messages that go to one stream together, and how that ended: singles in one write, or one atomic batch.
 
-Singles cost the server a sync each where it syncs always, a batch about two milliseconds whatever it holds. `Pace`
-learns from what singles took which of both is quicker for as many as wait. In a cluster only one message with an
-expectation may be on its way per subject, so more than one go as a batch.
+Which of both is quicker for as many as wait is learned (pace.py). In a cluster only one message with an expectation may
+be on its way per subject, so more than one go as a batch.
 
 No task and no future: a sending reports once, in the loop's thread, when all of it is answered, or when the connection
 broke or time is up: then nobody knows what of it is stored, and its sender reads the stream.
@@ -15,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from oncewire.broker.jetstream.pace import Pace
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
@@ -23,13 +23,8 @@ from oncewire.jetstream.publish import BATCH_MESSAGES_MAX, PubAck, parse_ack
 
 CONFIRM_S_MAX: Final = 10.0
 SWEEP_S: Final = 0.25
-BATCH_US: Final = 2_000.0
-BATCH_MESSAGE_US: Final = 10.0
 HALVES_MIN: Final = 16
 _PLAIN_ACK: Final = b'{"stream":'
-_LEARN_FROM: Final = 8
-_LEARN: Final = 0.2
-_FORGET: Final = 0.998
 
 Frame = tuple[bytes, bytes]
 """Header and payload."""
@@ -49,31 +44,6 @@ def fence(number: int, subject: str) -> bytes:
 def expect(number: int) -> bytes:
     """A line that lets a message in only while this is the last sequence of its own subject."""
     return f"Nats-Expected-Last-Subject-Sequence: {number}\r\n".encode()
-
-
-class Pace:
-    """How long singles and batches take here. Both are learned: on a busy machine both take longer."""
-
-    def __init__(self) -> None:
-        self.single_us = 10.0
-        self.batch_us = BATCH_US
-
-    def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
-        if is_batch:
-            self.batch_us += _LEARN * (max(BATCH_US, took_us - count * BATCH_MESSAGE_US) - self.batch_us)
-        elif count >= _LEARN_FROM:
-            self.single_us += _LEARN * (took_us / count - self.single_us)
-
-    def wants_batch(self, count: int, *, is_clustered: bool) -> bool:
-        if count == 1:
-            return False
-        if is_clustered:
-            return True
-        self.single_us *= _FORGET  # now and then singles are tried again
-        return self.is_batch_quicker(count)
-
-    def is_batch_quicker(self, count: int) -> bool:
-        return count * self.single_us > self.batch_us + count * BATCH_MESSAGE_US
 
 
 class Sending:
@@ -213,7 +183,7 @@ class Outlet:
 
     def wants_batch(self, count: int) -> bool:
         """Whether so many messages should go as one batch."""
-        return self.pace.wants_batch(count, is_clustered=self.is_clustered)
+        return count > 1 and (self.is_clustered or self.pace.choose_batch(count))
 
     def takes_halves(self, count: int) -> bool:
         """Whether so many who are told should be told in two halves, so that the server has work meanwhile."""
