@@ -401,6 +401,33 @@ async def test_a_commit_that_nobody_confirmed_is_looked_up(nodes: Any, server: N
     assert not one.problems()
 
 
+async def test_where_batches_are_quicker_those_who_are_told_are_in_the_next_one(nodes: Any, server: NatsServer) -> None:
+    """Two groups of clients that take turns would need two batches for what fits into one."""
+    engine = await nodes()
+    topic, left, over = await topic_on(engine, 1), 320, asyncio.get_running_loop().create_future()
+    for count in (4, 8, 16, 32, 64) * 3:
+        engine.node.outlet.pace.learn(count, 1e9, is_batch=False)
+
+    def ask(_: Any = None) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            engine.produce("", ProduceBody(topic=topic, value="v"), ask)
+        elif left == -64:
+            over.set_result(None)
+
+    await produce(engine, topic, "the partition has its owner now")
+    for _ in range(2):
+        for _ in range(32):
+            ask()
+        await until(lambda: engine.node.outlet.in_flight() == 1)
+    await within(over)
+    async with connect(server.url) as client:
+        stream = engine.node.catalog.topics["", topic].stream
+        places = [(await client.get(stream, n)).headers.get("Nats-Batch-Sequence") for n in range(2, 322)]
+    assert places.count("1") == 6  # and ten if both halves went on by turns
+
+
 async def test_names_that_look_alike_are_kept_apart(nodes: Any) -> None:
     one = await nodes()
     wanted = ["a.b", "a=2Eb", "a b", "A", "a", "ä", "a+b", "*", ">", "x" * 200]

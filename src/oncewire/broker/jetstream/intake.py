@@ -4,7 +4,8 @@
 
 Two groups may be on their way, so that the server stores one while the other is made; only one in a cluster, and where
 it goes as a batch. Clients that wait for each other's groups would ask in step, and one group would hold them all: they
-are told in halves. Groups count in the order in which they were sent. When one fails, those behind it do not count
+are told in halves. A batch costs the same whatever it holds, so there they should be in step: they are told before the
+next one goes, which then takes along what they ask next. Groups count in the order in which they were sent. When one fails, those behind it do not count
 either, whatever became of them: an earlier message may stand in the stream, and what is stored is read there
 (takeover.py).
 """
@@ -150,10 +151,12 @@ class Intake:
             cell.state.store_all(cell.held, [one for one in records if one.offset >= 0])
         else:
             cell.state.store_all(cell.held, records)
-        cell.go()
+        if not group.is_batch:
+            cell.go()
         half = len(records) // 2 if not self._going and cell.home.outlet.takes_halves(len(records)) else 0
         _tell(group.told[:half], records[:half])
-        cell.go()
+        if half:
+            cell.go()
         _tell(group.told[half:], records[half:])
         cell.look()
 
