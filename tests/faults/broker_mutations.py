@@ -116,7 +116,7 @@ def offsets_start_anew_after_a_restart(patch: Patch) -> None:
     def settle_in(state: State) -> None:
         original(state)
         for topic in state.topics.values():
-            topic.next_offset = max([0, *(one.offsets[-1] for one in topic.partitions if len(one))])
+            topic.next_offset = max([0, *(one.offsets[-1] for one in topic.partitions.values() if len(one))])
 
     patch.setattr("oncewire.broker.journal.settle_in", settle_in)
 

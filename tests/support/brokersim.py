@@ -368,7 +368,7 @@ class Simulation:
             progress.lag
             for topic, group in places
             if (found := self.state.topics["", topic].groups.get(group))
-            for progress in found.progress
+            for progress in found.progress.values()
         )
 
     def _ack_all(self, topic: str, group: str) -> None:

@@ -22,6 +22,12 @@ class Round(NamedTuple):
     handed: dict[Subscriber, list[Delivery]]
     records: list[Record]
 
+    def hand(self, reader: Subscriber, delivery: Delivery) -> None:
+        deliveries = self.handed.get(reader)
+        if deliveries is None:
+            deliveries = self.handed[reader] = []
+        deliveries.append(delivery)
+
 
 def dispatch(state: State, group: Group, now_ms: int) -> Round:
     """Hand out all that can be, as far as the readers' `room` goes."""
@@ -62,66 +68,91 @@ class _Turns:
 
 def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
     """Deliver from one partition until nothing is left or nobody takes more; True in the second case."""
-    partition = progress.partition
-    while (found := _next_flight(state, progress)) is not None:
-        flight, index = found
+    return _drain_ready(state, progress, readers, now_ms, turn) or _drain_new(state, progress, readers, now_ms, turn)
+
+
+def _drain_ready(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
+    """What is due again, the lowest offset first."""
+    partition, ready = progress.partition, progress.ready
+    while ready:
+        flight = progress.flights.get(heappop(ready))
+        if flight is None or flight.state != READY or flight.is_settling:
+            continue
+        index = partition.find(flight.offset)
         if index < 0:
             state.later(flight)  # its message is still being read
             continue
         held = decode_body(partition.bodies[index])
-        envelope = held.envelope
-        if envelope is not None and envelope.deadline is not None and envelope.deadline.timestamp() * 1000 <= now_ms:
-            state.counters["expired"] += 1
-            turn.records.extend(bury(state, now_ms, flight, EXPIRED))
+        if _is_expired(held, now_ms):
+            _bury(state, flight, now_ms, turn)
             continue
         reader = readers.next()
         if reader is None:
-            _put_back(progress, flight)
+            heappush(ready, flight.offset)
             return True
-        deliveries = turn.handed.setdefault(reader, [])
-        deliveries.append(_deliver(state, flight, reader, held, now_ms))
+        _lease(flight, reader, held, now_ms)
+        state.later(flight)
+        turn.hand(reader, _delivery(flight, held))
+        state.counters["redelivered" if flight.attempts > 1 else "delivered"] += 1
     return False
 
 
-def _next_flight(state: State, progress: Progress) -> tuple[Flight, int] | None:
-    """The lowest offset that is due again, else the next new one; and where its message is held, -1 for nowhere."""
-    flights, ready = progress.flights, progress.ready
-    while ready:
-        flight = flights.get(heappop(ready))
-        if flight is not None and flight.state == READY and not flight.is_settling:
-            return flight, progress.partition.find(flight.offset)
-    if len(flights) >= state.limits.in_flight_max:
-        return None
-    offsets, ahead = progress.partition.offsets, progress.ahead
-    index = progress.partition.after(progress.cursor)
-    while index < len(offsets):
-        offset = progress.cursor = offsets[index]
-        if offset not in ahead and offset not in flights:
-            flight = flights[offset] = Flight(progress, offset)
-            return flight, index
-        index += 1
-    return None
+def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
+    """What was never given out, in offset order, up to the in-flight limit."""
+    flights, ahead, partition = progress.flights, progress.ahead, progress.partition
+    offsets, bodies = partition.offsets, partition.bodies
+    room, delivered, due_at_ms, due = state.limits.in_flight_max - len(flights), 0, -1, []
+    is_cut_short = False
+    for index in range(partition.after(progress.cursor), len(offsets)):
+        if room <= 0:
+            break
+        offset = offsets[index]
+        if offset in ahead or offset in flights:
+            progress.cursor = offset
+            continue
+        held = decode_body(bodies[index])
+        is_expired = _is_expired(held, now_ms)
+        reader = None if is_expired else readers.next()
+        if reader is None and not is_expired:
+            is_cut_short = True
+            break
+        flight = flights[offset] = Flight(progress, offset)
+        progress.cursor = offset
+        room -= 1
+        if reader is None:
+            _bury(state, flight, now_ms, turn)
+            continue
+        _lease(flight, reader, held, now_ms)
+        if flight.due_at_ms != due_at_ms:
+            due_at_ms, due = flight.due_at_ms, state.due(flight.due_at_ms)
+        due.append(flight)
+        turn.hand(reader, _delivery(flight, held))
+        delivered += 1
+    state.counters["delivered"] += delivered
+    return is_cut_short
 
 
-def _put_back(progress: Progress, flight: Flight) -> None:
-    if flight.attempts:
-        heappush(progress.ready, flight.offset)
-    else:
-        del progress.flights[flight.offset]
-        progress.cursor = flight.offset - 1
-
-
-def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body | Document, now_ms: int) -> Delivery:
+def _is_expired(held: Body | Document, now_ms: int) -> bool:
     envelope = held.envelope
-    state.counters["redelivered" if flight.attempts else "delivered"] += 1
+    return envelope is not None and envelope.deadline is not None and envelope.deadline.timestamp() * 1000 <= now_ms
+
+
+def _bury(state: State, flight: Flight, now_ms: int, turn: Round) -> None:
+    state.counters["expired"] += 1
+    turn.records.extend(bury(state, now_ms, flight, EXPIRED))
+
+
+def _lease(flight: Flight, reader: Subscriber, held: Body | Document, now_ms: int) -> None:
     flight.attempts += 1
     flight.state = LEASED
     flight.owner = reader.owner
     flight.lease_ms = reader.lease_ms
     flight.due_at_ms = now_ms + reader.lease_ms
-    if envelope is not None:
-        flight.policy = envelope.retry_policy
-    state.later(flight)
+    if held.envelope is not None:
+        flight.policy = held.envelope.retry_policy
+
+
+def _delivery(flight: Flight, held: Body | Document) -> Delivery:
     return Delivery(
         partition=flight.progress.partition.number,
         offset=flight.offset,
@@ -130,7 +161,7 @@ def _deliver(state: State, flight: Flight, reader: Subscriber, held: Body | Docu
         value=held.value,
         last_error=flight.last_error,
         routing=held.routing,
-        envelope=envelope,
+        envelope=held.envelope,
     )
 
 

@@ -37,7 +37,7 @@ def capture(state: State) -> Image:
     parts: Image = [lambda: iter([heads])]
     for topic in state.topics.values():
         parts.append(_topic(topic))
-        parts += [_messages(topic, partition) for partition in topic.partitions if len(partition)]
+        parts += [_messages(topic, partition) for partition in topic.partitions.values() if len(partition)]
         parts += [_group(group) for group in topic.groups.values()]
     for (tenant, requested), entries in state.produced.items():
         parts.append(_produced(tenant, requested, list(entries), list(entries.values())))
@@ -53,7 +53,7 @@ def capture_progress(state: State) -> list[Kept]:
 
 
 def _topic(topic: Topic) -> Callable[[], Iterator[Kept]]:
-    trimmed = [partition.trimmed for partition in topic.partitions]
+    trimmed = [partition.trimmed for partition in topic.partitions.values()]
     kept = TopicKept(
         topic.number, topic.tenant, topic.name, topic.created_at_ms, topic.next_offset, topic.is_graveyard, trimmed
     )
@@ -90,7 +90,7 @@ def _column(code: str, stored: bytes) -> array[int]:
 
 def _group(group: Group) -> Callable[[], Iterator[Kept]]:
     kept: list[Kept] = [GroupKept(group.topic.number, group.number, group.name, group.seen_at_ms)]
-    kept += [_progress(progress) for progress in group.progress]
+    kept += [_progress(progress) for progress in group.progress.values()]
     entries = [
         (identity, one.status, one.owner, one.partition, one.offset, one.check_at_ms, one.last_error)
         for identity, one in group.worked.items()
@@ -158,7 +158,7 @@ def restore(state: State, kept: Kept) -> None:
 def _restore_topic(state: State, kept: TopicKept) -> None:
     topic = Topic(kept.topic, kept.tenant, kept.name, len(kept.trimmed), kept.created_at_ms)
     topic.next_offset, topic.is_graveyard = kept.next_offset, kept.is_graveyard
-    for partition, trimmed in zip(topic.partitions, kept.trimmed, strict=True):
+    for partition, trimmed in zip(topic.partitions.values(), kept.trimmed, strict=True):
         partition.trimmed = trimmed
     state.add_topic(topic)
 
@@ -195,5 +195,5 @@ def settle_in(state: State) -> None:
             for work in group.worked.values():
                 if work.status == PENDING and work.partition in topic.partitions:
                     work.status, work.last_error = FAILED, RESTARTED
-            for progress in group.progress:
+            for progress in group.progress.values():
                 progress.cursor = progress.floor

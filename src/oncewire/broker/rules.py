@@ -13,7 +13,7 @@ written), and goes out when all that was proposed before it is durable. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -102,11 +102,11 @@ def create_topic(state: State, now_ms: int, tenant: str, name: str, partitions: 
         return Step(ContractViolation("invalid partitions", field="partitions"))
     topic = state.topics.get((tenant, name))
     if topic is not None and not topic.is_leaving:
-        return Step(TopicCreated(name, len(topic.partitions)))
+        return Step(TopicCreated(name, topic.count))
     if topic is not None:
         return Step(Overloaded(f"topic {name!r} is being deleted", retry_after_s=state.limits.retry_after_ms / 1000))
     if (making := state.making.get((tenant, name))) is not None:
-        return Step(TopicCreated(name, len(making.partitions)), waits=True)
+        return Step(TopicCreated(name, making.count), waits=True)
     if state.tenants.get(tenant, 0) + len(state.making) >= state.limits.topics_max:
         return Step(TooLarge(f"there are {state.limits.topics_max} topics already, and more are not allowed"))
     return Step(TopicCreated(name, partitions), (_make_topic(state, now_ms, tenant, name, partitions),))
@@ -137,7 +137,7 @@ class Spread(Protocol):
     """A topic, as far as a place is chosen by it."""
 
     @property
-    def partitions(self) -> Sized: ...
+    def count(self) -> int: ...
 
 
 P = TypeVar("P", bound=Spread)
@@ -264,8 +264,8 @@ def _place(
         return NotFound(f"{NO_TOPIC} (create it first)")
     override = envelope.partition_override if envelope is not None else None
     if override is None:
-        return Place(topic, partition_of(body.key, len(topic.partitions)), envelope)
-    if not 0 <= override < len(topic.partitions):
+        return Place(topic, partition_of(body.key, topic.count), envelope)
+    if not 0 <= override < topic.count:
         return ContractViolation("partition_override out of range", field="envelope.partition_override")
     return Place(topic, override, envelope)
 
@@ -346,7 +346,7 @@ def join(state: State, now_ms: int, tenant: str, consume: Consume, sink: Sink) -
     if group.is_lapsed:
         group.is_lapsed = False
         state.hold_again(topic)
-    for partition in topic.partitions:
+    for partition in topic.partitions.values():
         state.stir(group, partition.number)
     return subscriber
 
@@ -384,7 +384,7 @@ def held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flig
     topic = state.topics.get((tenant, request.topic))
     if topic is None:
         return None, Step(NotFound(NO_TOPIC))
-    if not 0 <= request.partition < len(topic.partitions):
+    if not 0 <= request.partition < topic.count:
         return None, Step(ContractViolation("partition out of range", field="partition"))
     group = topic.groups.get(request.group)
     flight = group.progress[request.partition].flights.get(request.offset) if group else None
@@ -493,12 +493,12 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     name = (topic.tenant, DEAD_PREFIX + topic.name)
     graveyard = state.topics.get(name) or state.making.get(name)
     if graveyard is None:
-        records.append(_make_topic(state, now_ms, *name, len(topic.partitions)))
+        records.append(_make_topic(state, now_ms, *name, topic.count))
         graveyard = state.making[name]
     elif graveyard.is_leaving:
         state.later(flight)
         return []
-    to = number % len(graveyard.partitions)
+    to = number % graveyard.count
     stored = _reserve(graveyard, to, now_ms, size, held, b"", "", 0)
     _settling(state, flight)
     records.append(Buried(topic.number, group.number, number, flight.offset, stored))

@@ -17,9 +17,9 @@ Deliveries, leases and owners are neither: they live in memory and end with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heappush
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
@@ -40,8 +40,6 @@ from oncewire.contracts.records import (
     encode_body,
 )
 
-T = TypeVar("T")
-
 LEASED: Final = 1
 WAITING: Final = 2
 """For its next attempt: nacked or timed out, not due yet."""
@@ -53,28 +51,6 @@ COUNTERS: Final = (
     "produced", "produced_bytes", "deduplicated", "refused_full", "delivered", "redelivered", "acked", "nacked",
     "lease_timeouts", "dead_lettered", "expired", "trimmed", "router_failures", "commits_failed",
 )  # fmt: skip
-
-
-class Slots(Generic[T]):
-    """What belongs to some partitions of a topic, by their numbers. Its length is that of the whole topic."""
-
-    __slots__ = ("_count", "_held")
-
-    def __init__(self, count: int, held: Iterable[tuple[int, T]]) -> None:
-        self._count = count
-        self._held = dict(held)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[T]:
-        return iter(self._held.values())
-
-    def __getitem__(self, number: int) -> T:
-        return self._held[number]
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._held
 
 
 class Flight:
@@ -124,19 +100,25 @@ class Progress:
     def lag(self) -> int:
         return len(self.partition.offsets) - self.partition.after(self.floor) - len(self.ahead)
 
-    def settle(self, offset: int) -> bool:
-        """Take note that a message is done; True when the floor moved."""
-        flight = self.flights.pop(offset, None)
-        if flight is not None:
-            flight.state = CLOSED
-        if offset <= self.floor:
+    def settle(self, done: Iterable[int]) -> bool:
+        """Take note that messages are done; True when the floor moved."""
+        offsets, flights, ahead, floor = self.partition.offsets, self.flights, self.ahead, self.floor
+        index, count = self.partition.after(floor), len(offsets)
+        is_whole = self.partition.behind is None
+        for offset in done:
+            flight = flights.pop(offset, None)
+            if flight is not None:
+                flight.state = CLOSED
+            if offset <= floor or offset in ahead:
+                continue
+            if offsets[index] == offset if index < count else is_whole:
+                floor = offset
+                index += 1
+            else:
+                ahead.add(offset)
+        if floor == self.floor:
             return False
-        offsets, ahead = self.partition.offsets, self.ahead
-        index = self.partition.after(self.floor)
-        if offsets[index] != offset if index < len(offsets) else self.partition.behind is not None:
-            ahead.add(offset)
-            return False
-        self.floor = offset
+        self.floor = floor
         self.absorb()
         return True
 
@@ -191,7 +173,7 @@ class Group:
         self.recorded_at_ms = seen_at_ms
         """What a restart would know of `seen_at_ms`."""
         self.is_lapsed = False
-        self.progress = Slots(len(topic.partitions), ((one.number, Progress(self, one)) for one in topic.partitions))
+        self.progress = {number: Progress(self, one) for number, one in topic.partitions.items()}
         self.subscribers: list[Subscriber] = []
         self.turn = 0
         self.busy: dict[int, None] = {}
@@ -203,8 +185,8 @@ class Topic:
     """A topic of a tenant."""
 
     __slots__ = (
-        "created_at_ms", "gone", "groups", "is_graveyard", "is_leaving", "name", "next_offset", "number", "partitions",
-        "readers", "tenant",
+        "count", "created_at_ms", "gone", "groups", "is_graveyard", "is_leaving", "name", "next_offset", "number",
+        "partitions", "readers", "tenant",
     )  # fmt: skip
 
     def __init__(
@@ -221,7 +203,9 @@ class Topic:
         self.name = name
         self.created_at_ms = created_at_ms
         kept = range(partitions) if held is None else held
-        self.partitions = Slots(partitions, ((one, Partition(one)) for one in kept))
+        self.count = partitions
+        """Of all its partitions."""
+        self.partitions = {one: Partition(one) for one in kept}
         """All of them, or those that are this state's to decide about."""
         self.next_offset = 0
         self.groups: dict[str, Group] = {}
@@ -235,7 +219,7 @@ class Topic:
 
     def home_of(self, identity: bytes) -> int:
         """The partition in which workers' entries of that key are kept, whatever partition their messages are in."""
-        return int.from_bytes(identity[:8], "big") % len(self.partitions)
+        return int.from_bytes(identity[:8], "big") % self.count
 
     def is_home_of(self, identity: bytes) -> bool:
         return self.home_of(identity) in self.partitions
@@ -295,8 +279,15 @@ class State:
 
     def later(self, flight: Flight) -> None:
         """Look at a flight when its time has come."""
-        tick = -(-flight.due_at_ms // self.limits.tick_ms)
-        self.wheel.setdefault(max(tick, self.ticked + 1), []).append(flight)
+        self.due(flight.due_at_ms).append(flight)
+
+    def due(self, at_ms: int) -> list[Flight]:
+        """What is looked at when that time has come."""
+        tick = max(-(-at_ms // self.limits.tick_ms), self.ticked + 1)
+        flights = self.wheel.get(tick)
+        if flights is None:
+            flights = self.wheel[tick] = []
+        return flights
 
     def stir(self, group: Group, partition: int) -> None:
         group.busy[partition] = None
@@ -306,7 +297,7 @@ class State:
         """A commit failed: nothing that was on its way will arrive."""
         for topic in self.topics.values():
             topic.is_leaving = False
-            for partition in topic.partitions:
+            for partition in topic.partitions.values():
                 partition.reserved = partition.reserved_bytes = 0
                 partition.trimming = -1
         for flight in self.settling:
@@ -338,15 +329,27 @@ class State:
     def hold_again(self, topic: Topic) -> None:
         """Groups came, lapsed or came back: which messages are still needed is counted anew."""
         holders = topic.holders()
-        for partition in topic.partitions:
+        for partition in topic.partitions.values():
             if holders:
                 partition.hold_from(min(group.progress[partition.number].floor for group in holders))
                 self.look_to_trim(topic, partition)
 
     def apply_all(self, records: Iterable[Record]) -> None:
         """Let records count that became durable together."""
+        acked: list[Acked] = []  # of one group and partition, one behind the other
         for record in records:
-            _APPLY[type(record)](self, record)
+            if type(record) is Acked and not record.identity:
+                if acked and (acked[0].group != record.group or acked[0].partition != record.partition):
+                    _all_acked(self, acked)
+                    acked = []
+                acked.append(record)
+            else:
+                if acked:
+                    _all_acked(self, acked)
+                    acked = []
+                _APPLY[type(record)](self, record)
+        if acked:
+            _all_acked(self, acked)
         while self.moved:
             self._move(self.moved.popitem()[0])
 
@@ -417,7 +420,7 @@ def _topic_gone(state: State, record: TopicGone) -> None:
         state.stirred.pop(group, None)
         state.entries -= len(group.worked)
         state.ended += group.subscribers
-        for progress in group.progress:
+        for progress in group.progress.values():
             for flight in progress.flights.values():
                 flight.state = CLOSED
                 state.settling.pop(flight, None)
@@ -443,12 +446,15 @@ def _stored(state: State, record: Stored) -> None:
         state.remember(topic, record)
 
 
-def _settle(state: State, group: Group, partition: int, offset: int) -> None:
+def _settle(state: State, group: Group, partition: int, offsets: Sequence[int]) -> None:
     progress = group.progress[partition]
-    flight = progress.flights.get(offset)
-    if flight is not None:
-        state.settling.pop(flight, None)
-    if progress.settle(offset):
+    settling, flights = state.settling, progress.flights
+    if settling:
+        for offset in offsets:
+            flight = flights.get(offset)
+            if flight is not None:
+                settling.pop(flight, None)
+    if progress.settle(offsets):
         state.moved[progress] = None
     if group.subscribers:
         state.stir(group, partition)
@@ -456,11 +462,17 @@ def _settle(state: State, group: Group, partition: int, offset: int) -> None:
 
 def _acked(state: State, record: Acked) -> None:
     group = state.groups[record.group]
-    group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
-    if record.identity and (work := group.worked.get(record.identity)):
+    if work := group.worked.get(record.identity):
         work.status = COMMITTED
-    _settle(state, group, record.partition, record.offset)
-    state.counters["acked"] += 1
+    _all_acked(state, [record])
+
+
+def _all_acked(state: State, records: Sequence[Acked]) -> None:
+    """Of one group and partition."""
+    group = state.groups[records[0].group]
+    group.seen_at_ms = max(group.seen_at_ms, records[-1].at_ms)
+    _settle(state, group, records[0].partition, [record.offset for record in records])
+    state.counters["acked"] += len(records)
 
 
 def _retried(state: State, record: Retried) -> None:
@@ -497,7 +509,7 @@ def _buried(state: State, record: Buried) -> None:
         graveyard.is_graveyard = True
         state.store(graveyard, record.letter)
         state.look_to_trim(graveyard, graveyard.partitions[record.letter.partition])
-    _settle(state, state.groups[record.group], record.partition, record.offset)
+    _settle(state, state.groups[record.group], record.partition, (record.offset,))
     state.counters["dead_lettered"] += 1
 
 

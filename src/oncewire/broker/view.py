@@ -19,7 +19,7 @@ def show_topic(state: State, tenant: str, name: str) -> TopicShown | NotFound:
     topic = state.topics.get((tenant, name))
     if topic is None:
         return NotFound(NO_TOPIC)
-    partitions = tuple(_partition(partition) for partition in topic.partitions)
+    partitions = tuple(_partition(partition) for partition in topic.partitions.values())
     return TopicShown(
         topic.name,
         sum(one.messages for one in partitions),
@@ -69,9 +69,12 @@ def _partition(partition: Partition, owner: str = "") -> PartitionShown:
 
 
 def _group(group: Group) -> GroupShown:
-    lags = tuple(_lag(progress) for progress in group.progress)
+    lags = tuple(_lag(progress) for progress in group.progress.values())
     waiting = sum(
-        1 for progress in group.progress for flight in progress.flights.values() if flight.state in (WAITING, READY)
+        1
+        for progress in group.progress.values()
+        for flight in progress.flights.values()
+        if flight.state in (WAITING, READY)
     )
     return GroupShown(
         group.name,
@@ -94,14 +97,14 @@ def topic_stats(state: State) -> tuple[TopicStats, ...]:
 
 def _stats(topic: Topic) -> TopicStats:
     groups = tuple(
-        (group.name, len(group.subscribers), tuple(_lag(progress) for progress in group.progress))
+        (group.name, len(group.subscribers), tuple(_lag(progress) for progress in group.progress.values()))
         for group in topic.groups.values()
     )
     return TopicStats(
         topic.tenant,
         topic.name,
-        sum(len(partition) for partition in topic.partitions),
-        sum(partition.needed_bytes + partition.settled_bytes for partition in topic.partitions),
+        sum(len(partition) for partition in topic.partitions.values()),
+        sum(partition.needed_bytes + partition.settled_bytes for partition in topic.partitions.values()),
         groups,
     )
 

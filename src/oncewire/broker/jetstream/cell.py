@@ -112,7 +112,10 @@ class CellDesk(Desk):
         self._cell = cell
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
-        if not any(map(self._is_shipped, step.records)):
+        for record in step.records:
+            if self._is_shipped(record):
+                break
+        else:
             super().submit(step, done)
             return
 

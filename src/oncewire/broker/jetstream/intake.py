@@ -5,9 +5,10 @@
 Two groups may be on their way, so that the server stores one while the other is made; only one in a cluster, and where
 it goes as a batch. Clients that wait for each other's groups would ask in step, and one group would hold them all: they
 are told in halves. A batch costs the same whatever it holds, so there they should be in step: they are told before the
-next one goes, which then takes along what they ask next. Groups count in the order in which they were sent. When one fails, those behind it do not count
-either, whatever became of them: an earlier message may stand in the stream, and what is stored is read there
-(takeover.py).
+next one goes, which then takes along what they ask next.
+
+Groups count in the order in which they were sent. When one fails, those behind it do not count either, whatever became
+of them: an earlier message may stand in the stream, and what is stored is read there (takeover.py).
 """
 
 from __future__ import annotations

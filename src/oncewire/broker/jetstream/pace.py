@@ -1,8 +1,8 @@
 """Which way is quicker for messages that wait together: singles in one write, or one atomic batch. Pure.
 
 Singles cost the server a sync each where it syncs always, a batch about two milliseconds whatever it holds. Neither is
-known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about one size: what
-sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the last few
+known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about one size:
+what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the last few
 measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
 """
 
