@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -86,14 +86,14 @@ def tentative_state_kept_after_a_failed_commit(patch: Patch) -> None:
 
 @mutation
 def an_ack_advances_over_gaps(patch: Patch) -> None:
-    def settle(self: Progress, offset: int) -> bool:
-        flight = self.flights.pop(offset, None)
-        if flight is not None:
-            flight.state = CLOSED
-        if offset <= self.floor:
-            return False
-        self.floor = offset
-        return True
+    def settle(self: Progress, done: Iterable[int]) -> bool:
+        before = self.floor
+        for offset in done:
+            flight = self.flights.pop(offset, None)
+            if flight is not None:
+                flight.state = CLOSED
+            self.floor = max(self.floor, offset)
+        return self.floor > before
 
     patch.setattr(Progress, "settle", settle)
 
@@ -126,7 +126,7 @@ def offsets_start_anew_after_a_restart(patch: Patch) -> None:
 
 @mutation
 def anyone_may_settle(patch: Patch) -> None:
-    original = rules._held
+    original = rules.held
 
     def held(state: State, tenant: str, request: Any) -> Any:
         flight, refused = original(state, tenant, request)
@@ -135,7 +135,7 @@ def anyone_may_settle(patch: Patch) -> None:
             return group.progress[request.partition].flights[request.offset], rules.Step(None)
         return flight, refused
 
-    patch.setattr(rules, "_held", held)
+    patch.setattr(rules, "held", held)
 
 
 @mutation
@@ -156,16 +156,16 @@ def leases_never_end(patch: Patch) -> None:
 
 @mutation
 def the_in_flight_limit_is_ignored(patch: Patch) -> None:
-    original = dispatch._next_flight
+    original = dispatch._drain_new
 
-    def next_flight(state: State, progress: Progress) -> Any:
+    def drain_new(state: State, *args: Any) -> bool:
         limits, state.limits = state.limits, msgspec.structs.replace(state.limits, in_flight_max=1_000)
         try:
-            return original(state, progress)
+            return original(state, *args)
         finally:
             state.limits = limits
 
-    patch.setattr(dispatch, "_next_flight", next_flight)
+    patch.setattr(dispatch, "_drain_new", drain_new)
 
 
 @mutation
@@ -181,11 +181,16 @@ def room_is_ignored(patch: Patch) -> None:
 
 
 @mutation
-def new_messages_come_before_what_is_put_back(patch: Patch) -> None:
-    def put_back(progress: Progress, flight: Any) -> None:
-        del progress.flights[flight.offset]
+def what_nobody_takes_is_passed_over(patch: Patch) -> None:
+    original = dispatch._drain_new
 
-    patch.setattr(dispatch, "_put_back", put_back)
+    def drain_new(state: State, progress: Progress, *args: Any) -> bool:
+        is_cut_short = original(state, progress, *args)
+        if is_cut_short:
+            progress.cursor += 1
+        return is_cut_short
+
+    patch.setattr(dispatch, "_drain_new", drain_new)
 
 
 @mutation

@@ -462,6 +462,16 @@ def test_a_lease_that_ends_redelivers_with_one_more_attempt_and_ack_timeout(tabl
     assert [(1, ""), (2, "ack_timeout")] == [(one.attempts, one.last_error) for one in reader.got]
 
 
+def test_what_is_due_again_comes_before_what_was_never_given_out(table: Table) -> None:
+    for _ in range(4):
+        table.produce()
+    reader = table.read(room=2)
+    table.settle("nack", 0), table.settle("nack", 1)
+    reader.space = 3
+    table.tick(10_000)
+    assert [0, 1, 0, 1, 2] == reader.offsets
+
+
 def test_the_default_lease_is_two_seconds(table: Table) -> None:
     table.produce()
     reader = table.read()
