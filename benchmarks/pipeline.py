@@ -39,7 +39,7 @@ from oncewire.pipeline.deriving import Silver
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.lake.log import Lake
-from oncewire.pipeline.reading import Reading, Reads, State, Streams
+from oncewire.pipeline.reading import Reading, Reads, State, Streams, register
 from oncewire.pipeline.run import Pipeline
 from oncewire.pipeline.tables import BRONZE, SILVER
 from tests.support.nats import nats_server
@@ -99,6 +99,7 @@ class Landing:
         drain(silver(self.source(), "runtime"), folder)
 
     def bronze_alone(self, folder: Path) -> None:
+        register(self.spark)
         reads, lake = Reads({"url": self.url}), Lake(folder)
         streams = Streams(reads.access)
         reading = Reading(self.spark, lake, STREAM, reads, streams, lambda _: None)

@@ -27,9 +27,10 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.pipeline import deriving, landing
+from oncewire.pipeline import deriving
 from oncewire.pipeline.lake import files, keep
 from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.landing import LandRange
 from oncewire.pipeline.staging import WriteItem, write_item
 
 IN_WORKERS: Final = ("land:begun", "land:half", "land:named", "derive:half")
@@ -99,13 +100,13 @@ def _stop_in_files(root: str, step: str) -> None:
 _STORE = files.store
 
 
-class StoppingLandFiles(landing.LandFiles):
-    """LandFiles, with seams."""
+class StoppingLandRange(LandRange):
+    """LandRange, with seams."""
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def land(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         _stop_in_files(self.root, "land")
         Gate(_lake_of(self.root)).pass_by("land:begun")
-        return super().__call__(batches)
+        return super().land(batches)
 
 
 def stopping_write_item(item: WriteItem) -> Any:
@@ -147,9 +148,9 @@ class StoppingSilver(deriving.Silver):
 
 def put_seams() -> None:
     """In the process of the driver, before its pipeline is made. Compaction begins with two files."""
-    from oncewire.pipeline import run
+    from oncewire.pipeline import reading, run
 
-    landing.LandFiles = StoppingLandFiles  # type: ignore[misc]
+    reading.LandRange = StoppingLandRange  # type: ignore[misc]
     deriving.write_item = stopping_write_item
     run.Silver = StoppingSilver  # type: ignore[misc]
     keep.FILES_MIN = 2  # type: ignore[misc]

@@ -3,6 +3,8 @@
     Structured Streaming decides the range (its checkpoint holds the offsets) ─► executors read it and write the files
     ─► the driver commits the files and the range in one version ─► Structured Streaming commits its batch
 
+The rows stay in the task that reads them: Java sees the names of the files alone.
+
 Killed at any of these arrows, the batch comes again with the same range: the files have the same names, and the version
 of the stream's transaction id says whether the range is in the table already.
 """
@@ -26,7 +28,7 @@ from oncewire.contracts import headers, letters, topics
 from oncewire.errors import ContractViolation, Corrupt
 from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
-from oncewire.pipeline.lake.log import Lake, is_partitioned
+from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.lake.rules import Span, Step, Written
 from oncewire.pipeline.lake.table import TIMESTAMP
 from oncewire.pipeline.rules import Offset
@@ -34,6 +36,9 @@ from oncewire.pipeline.tables import BRONZE, app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import InputPartition
+
+    from oncewire.pipeline.options import ReadOptions
 
 SOURCE_SCHEMA: Final = (
     "stream string, created_ns bigint, incarnation int, sequence bigint, subject string, timestamp timestamp, "
@@ -43,6 +48,8 @@ BRONZE_DDL: Final = (
     "tenant string, stream string, created_ns bigint, incarnation int, sequence bigint, subject string, "
     "timestamp timestamp, nanos int, headers array<struct<key: string, value: binary>>, payload binary, date date"
 )
+SOURCE: Final = pa.schema([field for field in BRONZE.schema if field.name not in ("tenant", "date")])
+"""What of bronze the source has."""
 _MADE_OF: Final = "_oncewire_made_of"
 """Noted on a frame of `bronze` itself: what a user makes of it is another frame, and does not have it."""
 _COMMITTING = threading.Lock()
@@ -66,9 +73,21 @@ def made_of(frame: DataFrame) -> DataFrame | None:
 
 def source(spark: SparkSession, *, stream: str, is_streaming: bool, **options: object) -> DataFrame:
     reader = spark.readStream if is_streaming else spark.read
-    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
-    loader = reader.format("jetstream").schema(SOURCE_SCHEMA).options(stream=stream, includeHeaders="true", **given)
+    loader = reader.format("jetstream").schema(SOURCE_SCHEMA).options(includeHeaders="true", **_shown(stream, options))
     return loader.load()
+
+
+def landed(spark: SparkSession, *, stream: str, work: LandRange, **options: object) -> DataFrame:
+    """A stream whose rows become files of bronze as they are read; the frame has an answer for each file."""
+    from oncewire.pipeline.source import WORK, WorkSource, show_work
+
+    told = {WORK: show_work(work), **_shown(stream, options)}
+    return spark.readStream.format(WorkSource.name()).options(includeHeaders="true", **told).load()
+
+
+def _shown(stream: str, options: dict[str, object]) -> dict[str, str]:
+    given = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
+    return {"stream": stream, **given}
 
 
 # ---- on the executors
@@ -148,13 +167,18 @@ def as_text(values: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class LandFiles:
+class LandRange:
     """What an executor does with its share of a range: files of bronze, and one answer for each."""
 
     root: str
     is_partitioned: bool
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, read: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from oncewire.pipeline.source import read_range
+
+        return self.land(read_range(read, SOURCE, partition))
+
+    def land(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
@@ -225,12 +249,10 @@ class Landing:
     def land(self, frame: DataFrame, batch_id: int) -> Landed:
         span = span_of(self._checkpoint, batch_id, self._stream, self._begins_at)
         app = app_id(span.lifetime)
-        before = self._lake.open(BRONZE)
-        if rules.admit(span, before.transaction_version(app)) is Step.SKIP:
+        if rules.admit(span, self._lake.open(BRONZE).transaction_version(app)) is Step.SKIP:
             return Landed(span, Step.SKIP, 0)
-        is_dated = is_partitioned(before)
-        rows = frame.mapInArrow(LandFiles(self._lake.root(BRONZE), is_dated), "answer binary").collect()
-        written: list[Written] = [pickle.loads(row.answer) for row in rows]  # noqa: S301 - our own executors wrote it
+        answers = frame.collect()  # only now the range is read
+        written: list[Written] = [pickle.loads(one.answer) for one in answers]  # noqa: S301 - our own executors wrote it
         rules.check_runs(span, written)
         count = sum(one.rows for one in written)
         has_gaps = count != span.last - max(span.first, 1) + 1

@@ -26,10 +26,10 @@ from oncewire.contracts.topics import Bears
 from oncewire.errors import Corrupt, NotFound, OncewireError, Refused, Unavailable
 from oncewire.pipeline import checkpoints
 from oncewire.pipeline import options as given
-from oncewire.pipeline.lake.log import Lake
-from oncewire.pipeline.landing import Landed, Landing, source
+from oncewire.pipeline.lake.log import Lake, is_partitioned
+from oncewire.pipeline.landing import Landed, Landing, LandRange, landed
 from oncewire.pipeline.rules import Facts
-from oncewire.pipeline.source import HAS_ADMISSION, read_file
+from oncewire.pipeline.source import HAS_ADMISSION, WorkSource, read_file
 from oncewire.pipeline.stream import facts_of, topics_of
 from oncewire.pipeline.tables import BRONZE, high_water
 from oncewire.pipeline.wire import Wire, connect
@@ -97,6 +97,17 @@ class Streams:
         if self._wire is not None:
             self._wire.close()
         self._wire = None
+
+
+def register(spark: SparkSession) -> None:
+    """Once for all queries, before the first. Spark 4.0 takes a name only once."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        spark.dataSource.register(WorkSource)
+    except AnalysisException as error:
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 class Reading:
@@ -181,7 +192,8 @@ class Reading:
             is_loss_accepted=is_accepted,
             on_landed=self._landed,
         )
-        frame = source(self._spark, stream=self.stream, is_streaming=True, **options)
+        work = LandRange(self._lake.root(BRONZE), is_partitioned(self._lake.open(BRONZE)))
+        frame = landed(self._spark, stream=self.stream, work=work, **options)
         writer = frame.writeStream.queryName(f"bronze {self.stream}").foreachBatch(self._landing)
         writer = writer.option("checkpointLocation", str(checkpoint))
         pace: dict[str, Any] = (

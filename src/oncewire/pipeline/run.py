@@ -22,8 +22,7 @@ from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import Landed
-from oncewire.pipeline.reading import RETRY_S, Reading, Reads, State, Streams, failure
-from oncewire.pipeline.source import JetStreamSource
+from oncewire.pipeline.reading import RETRY_S, Reading, Reads, State, Streams, failure, register
 from oncewire.pipeline.tables import BRONZE
 from oncewire.pipeline.topics import Listed, Round, Topics
 
@@ -42,17 +41,6 @@ Told = Landed | Batch | Reading | Round
 Tell = Callable[[Told], None]
 
 
-def _register(spark: SparkSession) -> None:
-    """Else Spark looks for the source once, and a worker that dies then hides it. Spark 4.0 takes a name only once."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        spark.dataSource.register(JetStreamSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
-
-
 class Pipeline:
     """For one run, by whoever holds the lake."""
 
@@ -69,7 +57,7 @@ class Pipeline:
         gold: Gold | None = None,
         tell: Tell = lambda _: None,
     ) -> None:
-        _register(spark)
+        register(spark)
         self._lake = lake
         self._tell = tell
         self._failures = 0

@@ -7,7 +7,9 @@ pickled to there, so a connection is made where it is used and never kept across
 
 from __future__ import annotations
 
+import base64
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -56,6 +58,8 @@ FIELDS = {
 ON_DEMAND = frozenset({"nanos", "created_ns", "incarnation"})
 """Columns that only a schema brings in."""
 Answer = TypeVar("Answer")
+Work = Callable[[ReadOptions, InputPartition], Iterator[Any]]
+"""What a task of a streaming read does with its partition; pickled to it."""
 
 
 def read_file(path: str) -> str:
@@ -78,7 +82,7 @@ class JetStreamSource(DataSource):  # type: ignore[misc, unused-ignore]
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         read = given.read_options(self.options, read_file, is_streaming=True, has_admission=HAS_ADMISSION)
-        return stream_reader(read, checked(schema, self))
+        return stream_reader(read, ReadRows(checked(schema, self)))
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
         from oncewire.pipeline.sink import batch_writer
@@ -95,6 +99,32 @@ class JetStreamSource(DataSource):  # type: ignore[misc, unused-ignore]
 
 
 _HEADER = "struct<key: string, value: binary>"
+
+
+class WorkSource(JetStreamSource):
+    """A stream whose tasks do some work of the lake's own with their partitions, where they read them. Only its answers
+    go through Java: that each row would go there and back costs more than to read it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "oncewire_work"
+
+    def schema(self) -> str:
+        return "answer binary"
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802, ARG002 - Spark's
+        told = dict(self.options)
+        work: Work = pickle.loads(base64.b64decode(told.pop(WORK)))  # noqa: S301 - our own driver wrote it
+        read = given.read_options(told, read_file, is_streaming=True, has_admission=HAS_ADMISSION)
+        return stream_reader(read, work)
+
+
+WORK = "work"
+"""The option that carries the work."""
+
+
+def show_work(work: Work) -> str:
+    return base64.b64encode(pickle.dumps(work)).decode()
 
 
 def checked(schema: StructType, source: JetStreamSource) -> StructType:
@@ -124,17 +154,27 @@ class Range(InputPartition):  # type: ignore[misc, unused-ignore]
     incarnation: int = 0
 
 
-def read_range(read: ReadOptions, schema: StructType, partition: Range | InputPartition) -> Iterator[Any]:
-    """Arrow batches of one partition; what an executor runs."""
+@dataclass(frozen=True)
+class ReadRows:
+    """Hand the rows of a partition to Spark."""
+
+    schema: StructType
+
+    def __call__(self, read: ReadOptions, partition: InputPartition) -> Iterator[Any]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        return read_range(read, to_arrow_schema(self.schema, **_arrow_zone()), partition)
+
+
+def read_range(read: ReadOptions, schema: Any, partition: Range | InputPartition) -> Iterator[Any]:
+    """Arrow batches of one partition, by a schema of Arrow; what an executor runs."""
     if not isinstance(partition, Range):
         return  # Spark's own stand-in for "no partitions"
-    from pyspark.sql.pandas.types import to_arrow_schema
-
     from oncewire.pipeline.columns import Columns
     from oncewire.pipeline.reader import Part, RangeReader
 
     created_ns = protocol.parse_time_ns(partition.created)
-    columns = Columns(read.stream, to_arrow_schema(schema, **_arrow_zone()), created_ns, partition.incarnation)
+    columns = Columns(read.stream, schema, created_ns, partition.incarnation)
     part = Part(partition.first, partition.end, partition.created, partition.is_earliest)
     yield from RangeReader(read, part, columns).batches()
 
@@ -250,15 +290,15 @@ class BatchReader(DataSourceReader):  # type: ignore[misc, unused-ignore]
             planner.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_range(self.read_options, self.schema, partition)
+        return ReadRows(self.schema)(self.read_options, partition)
 
 
 class StreamReader(DataSourceStreamReader):  # type: ignore[misc, unused-ignore]
     """A streaming read, with what every Spark since 4.0 calls."""
 
-    def __init__(self, read: ReadOptions, schema: StructType) -> None:
+    def __init__(self, read: ReadOptions, work: Work) -> None:
         self.read_options = read
-        self.schema = schema
+        self.work = work
         self.planner = Planner(read)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -272,14 +312,14 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc, unused-ignore]
         return list(self.planner.ranges(Offset.from_dict(start), Offset.from_dict(end)))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return read_range(self.read_options, self.schema, partition)
+        return self.work(self.read_options, partition)
 
     def stop(self) -> None:
         self.planner.close()
 
 
-def stream_reader(read: ReadOptions, schema: StructType) -> StreamReader:
-    return AdmittingReader(read, schema) if HAS_ADMISSION else StreamReader(read, schema)
+def stream_reader(read: ReadOptions, work: Work) -> StreamReader:
+    return AdmittingReader(read, work) if HAS_ADMISSION else StreamReader(read, work)
 
 
 if HAS_ADMISSION:
@@ -287,8 +327,8 @@ if HAS_ADMISSION:
     class AdmittingReader(StreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc, unused-ignore]
         """What Spark 4.2 adds: limits per trigger, AvailableNow, and the backlog in the query's progress."""
 
-        def __init__(self, read: ReadOptions, schema: StructType) -> None:
-            super().__init__(read, schema)
+        def __init__(self, read: ReadOptions, work: Work) -> None:
+            super().__init__(read, work)
             self._target: Offset | None = None
 
         def latestOffset(  # type: ignore[override, unused-ignore]  # noqa: N802 - Spark's name

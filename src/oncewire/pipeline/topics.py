@@ -137,12 +137,12 @@ class LandPieces:
 
     def _landed(self, piece: Piece) -> Landed:
         from oncewire.pipeline.columns import Columns
-        from oncewire.pipeline.landing import complete
+        from oncewire.pipeline.landing import SOURCE, complete
         from oncewire.pipeline.reader import Part, RangeReader
 
         read = self._read_options(piece)
         self._look_before(read, piece)
-        columns = Columns(piece.stream, _SOURCE, parse_time_ns(piece.created), 0)
+        columns = Columns(piece.stream, SOURCE, parse_time_ns(piece.created), 0)
         part = Part(piece.first, piece.end, piece.created, piece.is_earliest)
         held: list[pa.RecordBatch] = []
         made: list[Written] = []
@@ -194,9 +194,6 @@ class LandPieces:
             wire.close()
         if found is not None and found.timestamp_ns // 1_000_000 != piece.before_ms:
             raise Corrupt(f"stream {piece.stream} went back: message {piece.first - 1} is not the one that was read")
-
-
-_SOURCE: Final = pa.schema([field for field in BRONZE.schema if field.name not in ("tenant", "date")])
 
 
 def prefix_of(piece: Piece) -> str:
