@@ -12,7 +12,7 @@ import pytest
 from oncewire.contracts import blocks, encode_message, ids, new_message, runtime
 from oncewire.errors import Corrupt
 from oncewire.pipeline import decode
-from oncewire.pipeline.deriving import sort_out
+from oncewire.pipeline.deriving import Sorted, sort_out
 from oncewire.pipeline.families import silver_name
 from oncewire.pipeline.lake import rules
 from oncewire.pipeline.lake.log import Added, version_of
@@ -122,7 +122,8 @@ def staged(*pairs: tuple[int, int]) -> Staged:
     """Rows by key and digest."""
     keys = b"".join(key.to_bytes(16, "big") for key, _ in pairs)
     digests = b"".join(digest.to_bytes(32, "big") for _, digest in pairs)
-    return Staged("runtime", f"part-{pairs[0]}", len(pairs), 1, keys, digests, tuple(range(1, len(pairs) + 1)))
+    sequences = b"".join(sequence.to_bytes(8, "little") for sequence in range(1, len(pairs) + 1))
+    return Staged("runtime", f"part-{pairs[0]}", len(pairs), 1, keys, digests, sequences)
 
 
 def test_the_first_copy_wins_and_another_content_under_its_identity_is_a_conflict() -> None:
@@ -132,6 +133,13 @@ def test_the_first_copy_wins_and_another_content_under_its_identity_is_a_conflic
     assert 2 == found.duplicates
     assert {first.path: [2], second.path: [0, 1]} == found.dropped
     assert [("b.parquet", 1)] == [(one.bronze, one.sequence) for one in found.conflicts]
+
+
+def test_keys_that_differ_in_one_half_are_not_copies() -> None:
+    half = 2**64
+    alike = staged((half, 1), (2 * half, 1), (half + 1, 1))
+    assert Sorted({}, 0, []) == sort_out("runtime", [("a", alike)], {}, has_digest=True)
+    assert 1 == sort_out("runtime", [("a", alike), ("b", staged((2 * half, 1)))], {}, has_digest=True).duplicates
 
 
 # ---- messages to rows

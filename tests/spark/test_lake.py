@@ -19,6 +19,7 @@ from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
+from oncewire.pipeline.staging import WHOLE_BYTES_MIN
 from oncewire.pipeline.tables import TABLES, high_water, local_path, open_table, read_table
 from tests.spark.lakes import chat, doubled, event, metered, once, rows, streams
 from tests.spark.support import api, publish
@@ -167,6 +168,10 @@ class NewRelease(Silver):
         return super()._write_items(f"new-{prefix}", *args)
 
 
+def uris(path: Path, name: str) -> list[str]:
+    return open_table(path, name).file_uris()
+
+
 def derived(path: Path) -> dict[str, Any]:
     """What silver, quarantine and gaps hold, whatever the files."""
     names = [name for name in TABLES if name not in ("bronze", "batches")]
@@ -187,12 +192,28 @@ def test_power_that_goes_between_two_commits_doubles_and_loses_nothing(
 ) -> None:
     copy = tmp_path / "lake"
     shutil.copytree(lake / "bronze", copy / "bronze")
+    whole = (0, WHOLE_BYTES_MIN) if commits % 2 else (WHOLE_BYTES_MIN, 0)
     with pytest.raises(KeyboardInterrupt):
-        Silver(spark, Cut(copy, commits)).step()
-    again = NewRelease(spark, Lake(copy), rows_max=1)  # batches of another size do not change what was begun
+        Silver(spark, Cut(copy, commits), whole_bytes_min=whole[0]).step()
+    # batches of another size do not change what was begun, nor does another way of writing them
+    again = NewRelease(spark, Lake(copy), rows_max=1, whole_bytes_min=whole[1])
     while again.step():
         pass
     assert derived(lake) == derived(copy)
+
+
+def test_rows_that_wait_in_a_file_of_their_table_leave_nothing_behind_when_some_of_them_are_copies(
+    spark: SparkSession, lake: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "lake"
+    shutil.copytree(lake / "bronze", copy / "bronze")
+    done = Silver(spark, Lake(copy), whole_bytes_min=0).step()
+    assert done is not None
+    assert done.total("duplicates") > 0
+    assert derived(lake) == derived(copy)
+    named = {Path(local_path(uri)) for name in TABLES if (copy / name).exists() for uri in uris(copy, name)}
+    assert named == set(copy.rglob("*.parquet"))
+    assert {True, False} == {"-of-" in path.name for path in named if "silver" in path.parts}, "both ways"
 
 
 def test_compaction_and_vacuum_change_no_row_and_nothing_that_follows(

@@ -31,7 +31,7 @@ from oncewire.pipeline import deriving
 from oncewire.pipeline.lake import files, keep
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import LandRange
-from oncewire.pipeline.staging import WriteItem, write_item
+from oncewire.pipeline.staging import WHOLE_BYTES_MIN, DecodeFile, FileDecoded, WriteItem, write_item
 
 IN_WORKERS: Final = ("land:begun", "land:half", "land:named", "derive:half")
 IN_DRIVER: Final = (
@@ -109,6 +109,14 @@ class StoppingLandRange(LandRange):
         return super().land(batches)
 
 
+class StoppingDecodeFile(DecodeFile):
+    """DecodeFile, with seams."""
+
+    def __call__(self, item: tuple[int, str]) -> FileDecoded:
+        _stop_in_files(self.bronze, "derive")
+        return super().__call__(item)
+
+
 def stopping_write_item(item: WriteItem) -> Any:
     _stop_in_files(item.root, "derive")
     return write_item(item)
@@ -141,6 +149,12 @@ class StoppingLake(Lake):
 
 
 class StoppingSilver(deriving.Silver):
+    """Every other batch is written as files at once."""
+
+    def _run(self, first: int, last: int, versions: Any) -> deriving.Batch:
+        self._whole_bytes_min = 0 if last % 2 else WHOLE_BYTES_MIN
+        return super()._run(first, last, versions)
+
     def _look(self, *args: Any) -> Any:
         Gate(self._lake.path).pass_by("derive:staged")
         return super()._look(*args)
@@ -151,6 +165,7 @@ def put_seams() -> None:
     from oncewire.pipeline import reading, run
 
     reading.LandRange = StoppingLandRange  # type: ignore[misc]
+    deriving.DecodeFile = StoppingDecodeFile  # type: ignore[misc]
     deriving.write_item = stopping_write_item
     run.Silver = StoppingSilver  # type: ignore[misc]
     keep.FILES_MIN = 2  # type: ignore[misc]

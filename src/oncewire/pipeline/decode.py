@@ -45,13 +45,13 @@ TOGETHER: Final = 1_024
 others of its go dearer."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Parted:
     """The rows of one silver table among some of bronze: where each stood there, and what it says."""
 
-    at: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    read: list[Any] = field(default_factory=list)
+    at: Sequence[int]
+    keys: Sequence[bytes]
+    read: Sequence[Any]
     """`Input` of a runtime envelope, `Read` of all else."""
     replays: dict[int, dict[str, str]] = field(default_factory=dict)
     """What the replays among runtime envelopes carried, by where they stood."""
@@ -109,27 +109,35 @@ class Some:
     """Some rows of bronze, read in one go."""
 
     def __init__(self, rows: pa.Table, first: int, places: Places, home: Callable[[str], str]) -> None:
-        bodies, subjects = rows["payload"].to_pylist(), rows["subject"].to_pylist()
-        names = [home(subject) for subject in subjects]
-        self._rows = list(zip(range(first, first + len(names)), names, subjects, bodies, strict=True))
+        self._bodies: list[bytes] = rows["payload"].to_pylist()
+        self._subjects: list[str] = rows["subject"].to_pylist()
+        self._homes = {subject: home(subject) for subject in set(self._subjects)}
+        self._first = first
         self._places = places
         self.wrong: list[Wrong] = []
 
     def tables(self) -> Iterator[tuple[str, pa.Table]]:
         """The rows of each silver table in the order of bronze. All that is not there is `wrong` afterwards."""
-        mine = [row for row in self._rows if row[1] == RUNTIME]
-        if mine:
-            yield from self._tables(RUNTIME, self._read_runtime(mine))
-        if len(mine) < len(self._rows):
-            for name, part in self._read_others().items():
-                yield from self._tables(name, part)
+        homes = set(self._homes.values())
+        if homes == {RUNTIME}:
+            every = range(self._first, self._first + len(self._bodies))
+            yield from self._tables(RUNTIME, self._read_runtime(every, self._subjects, self._bodies))
+            return
+        if RUNTIME in homes:
+            mine = [nth for nth, subject in enumerate(self._subjects) if self._homes[subject] == RUNTIME]
+            subjects, bodies = [self._subjects[nth] for nth in mine], [self._bodies[nth] for nth in mine]
+            at = [self._first + nth for nth in mine]
+            yield from self._tables(RUNTIME, self._read_runtime(at, subjects, bodies))
+        for name, part in self._read_others().items():
+            yield from self._tables(name, part)
 
-    def _read_runtime(self, rows: list[tuple[int, str, str, bytes]]) -> Parted:
-        places, _, subjects, bodies = (list(column) for column in zip(*rows, strict=True))
+    def _read_runtime(self, places: Sequence[int], subjects: list[str], bodies: list[bytes]) -> Parted:
         found = envelopes.read_together(bodies, subjects)
         keys = envelopes.keys_of(found, subjects)
-        replays: dict[int, dict[str, str]] = {}
         is_replay = self._places.is_replay
+        if all(found) and not any(is_replay[places[0] : places[-1] + 1]):
+            return Parted(places, keys, found)
+        replays: dict[int, dict[str, str]] = {}
         odd = [nth for nth, (at, one) in enumerate(zip(places, found, strict=True)) if one is None or is_replay[at]]
         for nth in odd:
             at = places[nth]
@@ -138,15 +146,13 @@ class Some:
             except Exception as error:
                 self.wrong.append(Wrong.from_error(at, RUNTIME, error))
                 found[nth] = None
-        good = [one for one in found if one is not None]
-        if len(good) < len(found):
-            keys = [key for key, one in zip(keys, found, strict=True) if one is not None]
-            places = [at for at, one in zip(places, found, strict=True) if one is not None]
-        return Parted(places, keys, good, replays)
+        good = [nth for nth, one in enumerate(found) if one is not None]
+        return Parted([places[nth] for nth in good], [keys[nth] for nth in good], [found[nth] for nth in good], replays)
 
     def _read_others(self) -> dict[str, Parted]:
-        parted: dict[str, Parted] = {}
-        for at, name, subject, body in self._rows:
+        parted: dict[str, tuple[list[int], list[bytes], list[Any]]] = {}
+        for at, (subject, body) in enumerate(zip(self._subjects, self._bodies, strict=True), self._first):
+            name = self._homes[subject]
             if name == RUNTIME:
                 continue
             if not name:
@@ -159,11 +165,11 @@ class Some:
             except Exception as error:
                 self.wrong.append(Wrong.from_error(at, name, error))
             else:
-                part = parted.setdefault(name, Parted())
-                part.at.append(at)
-                part.keys.append(key)
-                part.read.append(read)
-        return parted
+                at_, keys, read_ = parted.setdefault(name, ([], [], []))
+                at_.append(at)
+                keys.append(key)
+                read_.append(read)
+        return {name: Parted(*columns) for name, columns in parted.items()}
 
     def _tables(self, name: str, part: Parted) -> Iterator[tuple[str, pa.Table]]:
         """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
@@ -234,7 +240,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 def _said(table: Table, part: Parted) -> dict[str, Any]:
     """What the messages say, by column."""
     if table is SILVER[RUNTIME]:
-        return envelopes.columns(part.read, [part.replays.get(at) for at in part.at])
+        return envelopes.columns(part.read, [part.replays.get(at) for at in part.at] if part.replays else ())
     names = [name for name, _ in table.columns]
     own = names[names.index("correlation_id") + 1 : -1]
     columns = zip(*(read.own for read in part.read), strict=True)

@@ -4,7 +4,7 @@ A batch is a range of bronze's versions. Three rounds over the executors, and th
 
     decode      each new file of bronze becomes staged parts, one per silver table, and rows for quarantine
     look        the key column of each silver table is searched for the keys of the batch
-    write       what is new becomes files of silver; what conflicts joins quarantine
+    write       what is new becomes files of silver, unless it waits in one; what conflicts joins quarantine
 
 Then the balance is checked (rows in = rows out + duplicates + quarantine), and the tables are committed in this order,
 each with bronze's version as the version of its transaction id:
@@ -24,9 +24,11 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -39,6 +41,7 @@ from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
 from oncewire.pipeline.landing import completed, made_of
 from oncewire.pipeline.staging import (
+    WHOLE_BYTES_MIN,
     Conflict,
     DecodeFile,
     FileDecoded,
@@ -96,6 +99,8 @@ class Sorted:
 
 def sort_out(name: str, parts: Sequence[tuple[str, Staged]], known: dict[bytes, bytes], *, has_digest: bool) -> Sorted:
     """Which rows are new: the first copy wins. `parts` are in the streams' order, each with its file of bronze."""
+    if not known and are_distinct(b"".join(part.keys for _, part in parts)):
+        return Sorted({}, 0, [])
     first = dict(known)
     dropped: dict[str, list[int]] = {}
     conflicts: list[Conflict] = []
@@ -111,10 +116,16 @@ def sort_out(name: str, parts: Sequence[tuple[str, Staged]], known: dict[bytes, 
             dropped.setdefault(part.path, []).append(at)
             if has_digest and seen != digest:
                 detail = f"its identity stands for a message with the digest {seen.hex()}"
-                conflicts.append(Conflict(bronze, part.sequences[at], name, detail))
+                conflicts.append(Conflict(bronze, part.sequence(at), name, detail))
             else:
                 duplicates += 1
     return Sorted(dropped, duplicates, conflicts)
+
+
+def are_distinct(keys: bytes) -> bool:
+    """Whether all keys differ, by their first halves alone: False may be wrong."""
+    halves = np.sort(np.frombuffer(keys, np.uint64)[:: KEY_BYTES // 8])
+    return bool((halves[1:] != halves[:-1]).all())
 
 
 @dataclass(frozen=True)
@@ -137,12 +148,19 @@ class Silver:
     """Follows bronze. One at a time on a lake."""
 
     def __init__(
-        self, spark: SparkSession, lake: Lake, families: Families = (), rows_max: int = BATCH_ROWS_MAX
+        self,
+        spark: SparkSession,
+        lake: Lake,
+        families: Families = (),
+        *,
+        rows_max: int = BATCH_ROWS_MAX,
+        whole_bytes_min: int = WHOLE_BYTES_MIN,
     ) -> None:
         self._spark = spark
         self._lake = lake
         self._families = families
         self._rows_max = rows_max
+        self._whole_bytes_min = whole_bytes_min
         self._seen = -1
         self._staging = lake.path / STAGING
         shutil.rmtree(self._staging, ignore_errors=True)
@@ -185,21 +203,30 @@ class Silver:
 
     def _run(self, first: int, last: int, versions: list[Version]) -> Batch:
         staging = self._staging / str(last)
-        work = DecodeFile(self._lake.root(BRONZE), str(staging), self._families)
+        prefix = f"{first:010d}-{last:010d}"
+        plain = {name: self._lake.root(table) for name, table in SILVER.items() if not self._lake.is_partitioned(table)}
+        work = DecodeFile(self._lake.root(BRONZE), str(staging), prefix, plain, self._whole_bytes_min, self._families)
         added = sorted((one for version in versions for one in version.added), key=place)
         self._lake.check_files(BRONZE, added)
         found = run_tasks(self._spark, work, [(at, one.path) for at, one in enumerate(added)])
         handles = self._handles(found)
         sorted_out = self._look(added, found, handles, last)
-        written, counts, refused = self._write(first, last, found, sorted_out, handles)
+        written, counts, refused = self._write(prefix, found, sorted_out, handles)
         balances = balance(found, sorted_out, counts, refused)
         for one in balances:
             one.check()
         Balance("all", sum(one.rows for one in added), sum(one.rows_in for one in balances), 0, 0).check()
         self._commit(last, versions, added, found, written, handles)
         self._note(Batch(first, last, balances))
-        shutil.rmtree(staging, ignore_errors=True)
+        self._clear(staging, found, sorted_out)
         return Batch(first, last, balances)
+
+    def _clear(self, staging: Path, found: Sequence[FileDecoded], sorted_out: dict[str, Sorted]) -> None:
+        """Remove what waited, also in files that hold too much and that no version names."""
+        shutil.rmtree(staging, ignore_errors=True)
+        for part in (part for one in found for part in one.parts):
+            if part.written is not None and part.path in sorted_out[part.name].dropped:
+                Path(part.path).unlink(missing_ok=True)
 
     def _handles(self, found: Sequence[FileDecoded]) -> dict[str, DeltaTable]:
         """The tables that the batch touches, each read and committed through one handle: nobody comes between."""
@@ -242,16 +269,22 @@ class Silver:
 
     def _write(
         self,
-        first: int,
-        last: int,
+        prefix: str,
         found: Sequence[FileDecoded],
         sorted_out: dict[str, Sorted],
         handles: dict[str, DeltaTable],
     ) -> tuple[dict[str, list[Written]], dict[str, int], dict[str, int]]:
-        items = self._write_items(f"{first:010d}-{last:010d}", found, sorted_out, handles)
         written: dict[str, list[Written]] = {}
         counts: dict[str, int] = {}
         refused: dict[str, int] = {}
+        rest: list[Staged] = []
+        for part in (part for one in found for part in one.parts):
+            if part.written is None or part.path in sorted_out[part.name].dropped:
+                rest.append(part)
+            else:
+                written.setdefault(part.name, []).append(part.written)
+                counts[part.name] = counts.get(part.name, 0) + part.written.rows
+        items = self._write_items(prefix, rest, sorted_out, handles)
         for item, (some, rows) in zip(items, run_tasks(self._spark, write_item, items), strict=True):
             written.setdefault(item.name, []).extend(some)
             into = refused if item.name == QUARANTINE.name else counts
@@ -262,14 +295,14 @@ class Silver:
     def _write_items(
         self,
         prefix: str,
-        found: Sequence[FileDecoded],
+        parts: Sequence[Staged],
         sorted_out: dict[str, Sorted],
         handles: dict[str, DeltaTable],
     ) -> list[WriteItem]:
         """One item per file to be: staged parts in order, gathered up to its size."""
         groups: list[list[Staged]] = []
         open_: dict[str, list[Staged]] = {}
-        for part in (part for one in found for part in one.parts):
+        for part in parts:
             group = open_.get(part.name)
             if group is None or sum(other.size_bytes for other in group) + part.size_bytes > files.FILE_BYTES_MAX:
                 group = open_[part.name] = []

@@ -52,7 +52,8 @@ def read_odd(body: bytes, place: Place, complete: Input | None) -> tuple[Input, 
 
 
 def columns(found: Sequence[Input], carried: Sequence[dict[str, str] | None]) -> dict[str, Any]:
-    """What envelopes say, by the columns of their table. `carried` are the headers of the replays among them."""
+    """What envelopes say, by the columns of their table. `carried` are the headers of the replays among them; it is
+    empty where there are none."""
     told = [one.envelope for one in found]
     actors, sources = [one.actor for one in told], [one.source for one in told]
     principals = [one.security_context for one in told]
@@ -71,8 +72,8 @@ def columns(found: Sequence[Input], carried: Sequence[dict[str, str] | None]) ->
         "idempotency_key": [one.idempotency_key for one in told],
         "actor_id": [one.id for one in actors],
         "digest": [one.digest for one in found],
-        "replaces": [shown(one.get(headers.REPLAY_REPLACES)) if one else None for one in carried],
-        "replay_for": [shown(one.get(headers.REPLAY_FOR)) if one else None for one in carried],
+        "replaces": _of_replays(carried, headers.REPLAY_REPLACES, len(found)),
+        "replay_for": _of_replays(carried, headers.REPLAY_FOR, len(found)),
         "payload": [ENCODE(one.payload) for one in told],
         "actor_role": [one.role for one in actors],
         "source_agent": [one.agent for one in sources],
@@ -83,3 +84,8 @@ def columns(found: Sequence[Input], carried: Sequence[dict[str, str] | None]) ->
         "entity_id": [one.entity_id for one in told],
         "expected_version": [one.expected_version for one in told],
     }
+
+
+def _of_replays(carried: Sequence[dict[str, str] | None], name: str, count: int) -> Any:
+    """A header of the replays."""
+    return [shown(one.get(name)) if one else None for one in carried] if carried else pa.nulls(count, pa.string())

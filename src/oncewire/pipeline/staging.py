@@ -1,12 +1,13 @@
 """What executors do for silver: read new files of bronze, search the tables for keys, write what is new.
 
-Decoded rows wait in Arrow files below the lake until the driver has decided which of them are new; keys, digests and
-counts are all that it hears of them.
+Decoded rows wait on disk until the driver has decided which of them are new; keys, digests and counts are all that it
+hears of them. Many rows wait in the file of silver that they become if all of them are new, as most are: then there is
+nothing left to do. Few rows wait in Arrow files below the lake, and are put together with others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from oncewire.pipeline import decode
+from oncewire.pipeline.columns import contents
 from oncewire.pipeline.decode import Wrong
 from oncewire.pipeline.families import KEY_BYTES, Families
 from oncewire.pipeline.lake import files, rules
@@ -24,6 +26,8 @@ from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
 
 CONFLICT: Final = "identity_conflict"
+WHOLE_BYTES_MIN: Final = files.FILE_BYTES_MAX // 4
+"""From this size on, in memory as in Arrow, rows are written as a file of their table at once."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,13 @@ class Staged:
     size_bytes: int
     keys: bytes = b""
     digests: bytes = b""
-    sequences: tuple[int, ...] = ()
+    sequences: bytes = b""
+    """Eight bytes each."""
+    written: Written | None = None
+    """The file of the table that they are in, if they wait in one."""
+
+    def sequence(self, at: int) -> int:
+        return int.from_bytes(self.sequences[8 * at : 8 * at + 8], "little")
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,11 @@ class DecodeFile:
 
     bronze: str
     staging: str
+    prefix: str
+    """Of the names of the files that are written at once."""
+    roots: Mapping[str, str]
+    """Of the tables that may be written at once: those without partitions."""
+    whole_bytes_min: int
     families: Families
 
     def __call__(self, item: tuple[int, str]) -> FileDecoded:
@@ -62,22 +77,35 @@ class DecodeFile:
         found = decode.decode(rows, self.families)
         parts = [self._staged(at, name, part) for name, part in sorted(found.parts.items())]
         if found.quarantine.num_rows:
-            parts.append(self._staged(at, QUARANTINE.name, found.quarantine))
+            parts.append(Staged(QUARANTINE.name, *self._waiting(at, QUARANTINE.name, found.quarantine)))
         return FileDecoded(tuple(parts), found.refused, tuple(files.runs_of(rows["sequence"])))
 
     def _staged(self, at: int, name: str, part: pa.Table) -> Staged:
+        keys, sequences = joined(part["key"]), part["sequence"].to_numpy().tobytes()
+        digests = joined(part["digest"]) if "digest" in part.column_names else b""
+        if name not in self.roots or part.nbytes < self.whole_bytes_min:
+            return Staged(name, *self._waiting(at, name, part), keys, digests, sequences)
+        root = self.roots[name]
+        written = files.write_file(root, f"{self.prefix}-of-{at:04d}", "", part, has_runs=False)
+        return Staged(name, f"{root}/{written.path}", part.num_rows, part.nbytes, keys, digests, sequences, written)
+
+    def _waiting(self, at: int, name: str, part: pa.Table) -> tuple[str, int, int]:
         path = Path(self.staging) / f"{at}-{name}.arrow"
         path.parent.mkdir(parents=True, exist_ok=True)
         with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, part.schema) as writer:
             writer.write_table(part)
-        if name == QUARANTINE.name:
-            return Staged(name, str(path), part.num_rows, part.nbytes)
-        keys, sequences = b"".join(part["key"].to_pylist()), tuple(part["sequence"].to_pylist())
-        digests = b"".join(part["digest"].to_pylist()) if "digest" in part.column_names else b""
-        return Staged(name, str(path), part.num_rows, part.nbytes, keys, digests, sequences)
+        return str(path), part.num_rows, part.nbytes
 
 
-def read_staged(path: str) -> pa.Table:
+def joined(values: pa.ChunkedArray) -> bytes:
+    """The bytes of all values, one behind the other."""
+    found = [contents(chunk) for chunk in values.chunks]
+    return b"".join(held[ends[0] : ends[-1]].tobytes() for ends, held in found)
+
+
+def read_staged(path: str, table: Table) -> pa.Table:
+    if path.endswith(".parquet"):
+        return read_file(path, table)
     with pa.memory_map(path) as source:
         return pa.ipc.open_file(source).read_all()
 
@@ -148,7 +176,7 @@ class WriteItem:
 def write_item(item: WriteItem) -> tuple[list[Written], dict[str, int]]:
     """The files, and how many rows of each family they hold."""
     table = QUARANTINE if item.name == QUARANTINE.name else SILVER[item.name]
-    made = [without(read_staged(path), dropped) for path, dropped in item.parts]
+    made = [without(read_staged(path, table), dropped) for path, dropped in item.parts]
     by_file: dict[str, list[Conflict]] = {}
     for one in item.conflicts:
         by_file.setdefault(one.bronze, []).append(one)

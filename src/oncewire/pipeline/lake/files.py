@@ -26,7 +26,12 @@ from oncewire.pipeline.lake.table import Table
 
 FILE_BYTES_MAX: Final = 64 << 20
 """Rows are gathered up to this size, in memory as in Arrow, before a file is written."""
-_PLAIN: Final = frozenset({"key", "digest", "payload", "body", "sequence", "timestamp", "event_time", "nanos"})
+_PLAIN: Final = frozenset(
+    {
+        "key", "digest", "payload", "body", "sequence", "timestamp", "event_time", "nanos", "identity", "msg_id", "id",
+        "idempotency_key", "trace_id", "span_id", "causation_id", "correlation_id",
+    }
+)  # fmt: skip
 """Columns whose values hardly repeat: a dictionary would only cost."""
 _RANDOM: Final = frozenset({"key", "digest"})
 _COUNTED: Final = ("stream", "created_ns", "incarnation", "sequence", "timestamp", "event_time")

@@ -124,6 +124,10 @@ class Lake:
                 break
         return made
 
+    def is_partitioned(self, table: Table) -> bool:
+        """Whether the table is, or will be when it is made."""
+        return is_partitioned(self.open(table)) if self.exists(table) else bool(self.partition_by and table.is_dated)
+
     def check_partitions(self, table: Table) -> None:
         """A table stays as it was made: the flag cannot change it afterwards."""
         if self.partition_by and self.exists(table) and not is_partitioned(self.open(table)):
