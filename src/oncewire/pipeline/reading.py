@@ -135,6 +135,8 @@ class Reading:
         self.state = State.WAITING
         self.error: OncewireError | None = None
         self.failures = 0
+        self.rows = 0
+        """Brought to bronze since the start."""
 
     @property
     def is_active(self) -> bool:
@@ -203,6 +205,7 @@ class Reading:
 
     def _landed(self, landed: Landed) -> None:
         self.failures = 0
+        self.rows += landed.rows
         self._on_landed(landed)
 
     def _ended(self, now: float, is_once: bool) -> None:

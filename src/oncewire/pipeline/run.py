@@ -22,7 +22,7 @@ from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import Landed
-from oncewire.pipeline.reading import RETRY_S, Reading, Reads, State, Streams, failure, register
+from oncewire.pipeline.reading import LOOK_S, RETRY_S, Reading, Reads, State, Streams, failure, register
 from oncewire.pipeline.tables import BRONZE
 from oncewire.pipeline.topics import Listed, Round, Topics
 
@@ -36,6 +36,8 @@ AT_ONCE_MAX: Final = 3
 FAILURES_MAX: Final = 10
 """So often in a row one pass tries a stream again."""
 TICK_S: Final = 0.25
+ROWS_BESIDE: Final = 100_000
+"""If so many rows wait for silver, one pass derives them while it goes on reading."""
 
 Told = Landed | Batch | Reading | Round
 Tell = Callable[[Told], None]
@@ -61,6 +63,7 @@ class Pipeline:
         self._lake = lake
         self._tell = tell
         self._failures = 0
+        self._derived_rows = 0
         self._streams = Streams(reads.access)
         self.readings = [Reading(spark, lake, name, reads, self._streams, tell) for name in streams]
         self.topics = Topics(spark, lake, reads, self._streams, tell) if has_topics else None
@@ -71,7 +74,8 @@ class Pipeline:
         self._topics_shown: dict[str, Any] = {}
 
     def once(self, stop: threading.Event) -> None:
-        """Everything that is there now: bronze, then silver, then gold, then the keeping."""
+        """Everything that is there now: bronze, then silver, then gold, then the keeping. Where much waits for silver
+        it begins earlier, since bronze mostly waits for the server."""
         self._lake.check_partitions(BRONZE)
         try:
             waiting = list(self.readings)
@@ -84,7 +88,8 @@ class Pipeline:
                     self._stop_at_last(reading)
                 self._note()
                 running = [one for one in running if one.state not in (State.DONE, State.STOPPED)]
-                stop.wait(TICK_S if running else 0)
+                if self._waiting_rows < ROWS_BESIDE or not self._derive(stop):
+                    stop.wait(LOOK_S if running else 0)
             self._topics_once(stop)
         finally:
             self._finish()
@@ -162,8 +167,14 @@ class Pipeline:
         self._failures = 0
         if batch is None:
             return False
+        self._derived_rows += batch.rows_in
         self._tell(batch)
         return True
+
+    @property
+    def _waiting_rows(self) -> int:
+        """What the streams brought to bronze since the start, and silver has not yet."""
+        return sum(one.rows for one in self.readings) - self._derived_rows
 
     def _note(self) -> None:
         """Tell, and write down for `status`, how the streams stand, when it has changed."""

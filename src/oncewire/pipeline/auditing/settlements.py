@@ -19,7 +19,7 @@ from oncewire.pipeline.auditing import partitions
 from oncewire.pipeline.auditing.frames import Cut, result, union
 from oncewire.pipeline.auditing.partitions import Record
 from oncewire.pipeline.auditing.rules import RESULT
-from oncewire.pipeline.auditing.workers import RESULT_SCHEMA, batches, tuples
+from oncewire.pipeline.auditing.workers import RESULT_SCHEMA, batches, parts_of, tuples
 from oncewire.pipeline.deriving import silver
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _walk(records: DataFrame, idle_ms: int, gaps: list[tuple[int, int]]) -> Data
 
 def _walking(idle_ms: int, gaps: list[tuple[int, int]]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]:
     def work(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        records = (Record(*row) for batch in found for row in tuples(batch))
+        records = (Record(*row) for part in parts_of(found) for row in tuples(part))
         yield from batches(partitions.walk(records, idle_ms, gaps), RESULT_SCHEMA)
 
     return work

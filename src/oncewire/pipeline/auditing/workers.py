@@ -50,6 +50,7 @@ from oncewire.pipeline.families import (
 from oncewire.pipeline.landing import as_text
 
 ROWS_PER_BATCH = 8_192
+WIDE_ROWS = 64
 EFFECT_PREFIX = "fx."
 _MSG_ID = names.MSG_ID
 _KINDS = {
@@ -155,8 +156,8 @@ _BLOCK_SCHEMA = pa.schema(
 
 def read_blocks(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Announcements, each read from its bytes; what is no announcement has a problem instead of a content."""
-    for batch in found:
-        rows = [_block(row) for row in batch.to_pylist()]
+    for part in parts_of(found):
+        rows = [_block(row) for row in part.to_pylist()]
         yield pa.RecordBatch.from_pylist(rows, schema=_BLOCK_SCHEMA)
 
 
@@ -246,6 +247,14 @@ def walk_chains(holes: Mapping[str, Hole]) -> Callable[[Iterator[pa.RecordBatch]
         yield from batches(walk(links, holes), RESULT_SCHEMA)
 
     return work
+
+
+def parts_of(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Batches in parts of few rows, for rows that hold much: a block names hundreds of effects, and each is an object
+    in Python. Ten thousand blocks, as Spark hands them over, took a gigabyte."""
+    for batch in found:
+        for first in range(0, batch.num_rows, WIDE_ROWS):
+            yield batch.slice(first, WIDE_ROWS)
 
 
 def tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
