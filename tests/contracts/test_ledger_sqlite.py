@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import pytest
 
 from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
-from oncewire.ledger import sqlite
+from oncewire.ledger import sqlite, sqlite_checkpoints
 from oncewire.ledger.sqlite import SqliteStore
+from oncewire.ledger.sqlite_checkpoints import Checkpoints
 from oncewire.ledger.store import Mark
 from tests.support.ledgers import (
     AGENT,
@@ -326,3 +328,48 @@ def test_whoever_only_looks_does_not_wait_for_a_process_that_writes(kit: SqliteK
     with contextlib.closing(kit.new()) as looking:
         assert 1 == looking.head().number
     store.rollback()
+
+
+# ---- the WAL
+
+
+def test_the_wal_is_emptied_beside_the_commits(
+    kit: SqliteKit, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By passes in a thread: SQLite's own rule, inside a commit, has nothing to do. All stays found, also anew."""
+    monkeypatch.setattr(sqlite_checkpoints, "PASS_BYTES", 1)
+    passes: list[str] = []
+    run = Checkpoints._run
+    monkeypatch.setattr(Checkpoints, "_run", lambda self: (passes.append(threading.current_thread().name), run(self)))
+    store.connection.execute("PRAGMA wal_autocheckpoint = 0")
+    for number in range(200):
+        settle(store, [number])
+    size = Path(f"{store.path}-wal").stat().st_size
+
+    assert len(passes) > 5
+    assert {"oncewire-checkpoint"} == set(passes)
+    assert size < 100 * sqlite.PAGE_BYTES, "every commit writes some pages: without a pass there would be hundreds"
+    other = kit.new()
+    assert list(range(200)) == list(found_by(other, list(range(210))))
+    other.close()
+
+
+def test_a_pass_that_fails_costs_nothing_but_space(
+    kit: SqliteKit, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_checkpoints, "PASS_BYTES", 1)
+    monkeypatch.setattr(sqlite_checkpoints, "_CHECKPOINT", "PRAGMA wal_checkpoint(PASSIVE) no such statement")
+    for number in range(20):
+        settle(store, [number])
+    assert list(range(20)) == list(found_by(store, list(range(20))))
+
+
+def test_a_ledger_is_closed_after_its_pass(kit: SqliteKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that still works on the file would keep its WAL, and would outlive the ledger."""
+    monkeypatch.setattr(sqlite_checkpoints, "PASS_BYTES", 1)
+    store = kit.new()
+    settle(store, [1])
+    assert isinstance(store, SqliteStore)
+    store.close()
+    assert "oncewire-checkpoint" not in {thread.name for thread in threading.enumerate()}
+    assert not Path(f"{store.path}-wal").exists()

@@ -27,6 +27,7 @@ from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
+from oncewire.ledger.sqlite_checkpoints import Checkpoints
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
 from oncewire.ledger.store import (
@@ -46,7 +47,8 @@ FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 5_000
 """So long a transaction waits for another process before it says so; whoever asks tries again."""
-CHECKPOINT_PAGES: Final = 8_000
+PAGE_BYTES: Final = 16_384
+"""Of a new file. A block of a thousand inputs takes a megabyte, and SQLite writes page by page, three times each."""
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
 
 _MADE: Final = re.compile(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (\w+)")
@@ -78,6 +80,8 @@ class SqliteStore:
         self._release = f"RELEASE handler -- {self._secret}"
         self._back = f"ROLLBACK TO handler -- {self._secret}"
         self._blocks = RecentBlocks()
+        self._checkpoints: Checkpoints | None = None
+        self._bytes = 0
         self._is_ours = True
         self._is_open = False
 
@@ -109,11 +113,12 @@ class SqliteStore:
 
     def _set_up(self) -> None:
         db = self.connection
+        db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         mode = db.execute("PRAGMA journal_mode = WAL").fetchone()[0]
         if mode != ("memory" if self.path == MEMORY else "wal"):
             raise Refused(f"the ledger {self.path} cannot have a WAL", hint="Put it on a local disk.")
         db.execute("PRAGMA synchronous = FULL")
-        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+        self._checkpoints = Checkpoints(self.path, db) if self.path != MEMORY else None
         db.set_authorizer(self.authorize)
 
     def _prepare(self, agent: str) -> None:
@@ -156,6 +161,8 @@ class SqliteStore:
 
     def close(self) -> None:
         db, self._db = self._db, None
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         if db is not None:
             db.close()
 
@@ -247,11 +254,13 @@ class SqliteStore:
             after, announcement = rules.next_block(self._ledger, self.head(), block, self.confirmed())
             keys = [entry.key for entry in content.entries]
             size = (len(content.entries), len(content.effects))
+            columns = (b"".join(keys), rules.pack(content), announcement)
             db.execute(
                 "INSERT INTO ledger_blocks (chain, number, entries, effects, keys, content, announcement)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self._chain, after.number, *size, b"".join(keys), rules.pack(content), announcement),
+                (self._chain, after.number, *size, *columns),
             )
+            self._bytes += sum(map(len, columns))
             db.execute(
                 "UPDATE ledger_chains SET number = ?, hash = ?, state = ? WHERE chain = ?", (*after, self._chain)
             )
@@ -305,10 +314,14 @@ class SqliteStore:
             self._command("COMMIT")
             self._is_open = False
             self.keys.committed()
+        size, self._bytes = self._bytes, 0
+        if self._checkpoints is not None:
+            self._checkpoints.committed(size)
 
     def rollback(self) -> None:
         """Back to what was committed last, in memory too."""
         self._is_open = False
+        self._bytes = 0
         self._blocks.clear()
         self.keys.rolled_back()
         with translated(self.path):
