@@ -236,15 +236,15 @@ def _with_id(one: Outgoing, id_: str) -> Outgoing:
 @mutation
 def random_effect_ids(store: type, at: Points) -> None:
     """Ids by chance: a second run of the same input makes other messages."""
-    ids.effect_id = lambda *parts: f"fx.{secrets.token_hex(20)}"  # type: ignore[assignment]
+    ids.effect_ids = lambda *parts: [f"fx.{secrets.token_hex(20)}" for _ in parts[-1]]  # type: ignore[assignment]
 
 
 @mutation
 def ids_without_the_index(store: type, at: Points) -> None:
     """With less in it, messages swallow each other."""
-    original = ids.effect_id
-    ids.effect_id = lambda tenant, workspace, agent, identity, index: original(  # type: ignore[assignment]
-        tenant, workspace, agent, identity, 0
+    original = ids.effect_ids
+    ids.effect_ids = lambda tenant, workspace, agent, effects: original(  # type: ignore[assignment]
+        tenant, workspace, agent, [(identity, 0) for identity, _ in effects]
     )
 
 

@@ -12,12 +12,16 @@ from oncewire import Agent, Effect
 from oncewire.agent.batch import GroupCommit, Limits, Settled
 from oncewire.agent.read import Reading
 from oncewire.contracts.blocks import Outcome
+from oncewire.contracts.ids import effect_id
+from oncewire.errors import TooLarge
 from oncewire.jetstream import Message
-from oncewire.ledger.rules import Ledger, Source
+from oncewire.ledger.rules import Ledger, Sending, Source
 from oncewire.ledger.sqlite import SqliteStore
 
 SUBJECT = "evt.default.default.orders.placed"
 STREAM = "MESHFORGE_EVENTS"
+NAMED = ("id", "idempotency_key", "span_id")
+"""What tells the effects of one input apart."""
 SOURCES = {STREAM: Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (SUBJECT,), 1, False)}
 
 
@@ -91,3 +95,69 @@ def test_the_same_position_in_a_later_batch_adds_nothing(bench: Bench) -> None:
     again, group = bench.commit(message(1, "a", deliveries=2))
     assert ([], 0) == (outcomes(group), again.block)
     assert [first.block] == [block for block, _ in again.resumes]
+
+
+def test_a_payload_is_written_when_its_handler_returns(bench: Bench) -> None:
+    """One that a handler keeps and changes later must go out as it was."""
+    kept: dict[str, Any] = {"total": 0}
+
+    def add(ctx: Any, order: dict[str, Any]) -> Effect:
+        kept["total"] += order["cents"]
+        return Effect("evt.default.default.billing.charged", kept)
+
+    bench.agent.handlers.clear()
+    bench.agent.on(SUBJECT)(add)
+    settled, _ = bench.commit(*(message(at, f"k{at}", cents=at) for at in (1, 2, 3)))
+    assert [1, 3, 6] == [msgspec.json.decode(one.payload)["payload"]["total"] for one in settled.sendings]
+
+
+def test_effects_keep_their_order_and_their_ids_however_they_are_written(bench: Bench) -> None:
+    """Some are written together at the end, some one by one: the ledger and a replay must not see a difference."""
+
+    def answer(ctx: Any, order: dict[str, Any]) -> list[Effect]:
+        plain = Effect("evt.default.default.billing.charged", {"cents": order["cents"]})
+        return [plain, Effect(plain.subject, plain.payload, headers={"a": "b"}), plain]
+
+    bench.agent.handlers.clear()
+    bench.agent.on(SUBJECT)(answer)
+    messages = [message(at, f"k{at}", cents=at) for at in (1, 2, 3)]
+    settled, group = bench.commit(*messages)
+    bodies = [msgspec.json.decode(one.payload) for one in settled.sendings]
+
+    expected = [
+        effect_id("default", "default", "biller", f"key:k{at}", index) for at in (1, 2, 3) for index in range(3)
+    ]
+    assert expected == [one.id for one in settled.sendings] == [body["id"] for body in bodies]
+    assert [1, 1, 1, 2, 2, 2, 3, 3, 3] == [body["payload"]["cents"] for body in bodies]
+    assert [3, 3, 3] == [entry.effects for entry in group.entries]
+    alike = [{name: value for name, value in body.items() if name not in NAMED} for body in bodies]
+    assert alike[0] == alike[1] == alike[2]
+    assert [{"a": "b"} if at % 3 == 1 else None for at in range(9)] == [one.headers for one in settled.sendings]
+
+
+def test_an_input_whose_effect_is_refused_leaves_its_neighbours_alone(bench: Bench) -> None:
+    def answer(ctx: Any, order: dict[str, Any]) -> list[Effect]:
+        good = Effect("evt.default.default.billing.charged", {"cents": order["cents"]})
+        return [good, Effect(good.subject, {"rate": float("nan")})] if order["cents"] == 2 else [good]
+
+    bench.agent.handlers.clear()
+    bench.agent.on(SUBJECT)(answer)
+    settled, group = bench.commit(*(message(at, f"k{at}", cents=at) for at in (1, 2, 3)))
+    assert [Outcome.DONE, Outcome.TERMINATED, Outcome.DONE] == outcomes(group)
+    assert [1, 3] == [msgspec.json.decode(one.payload)["payload"]["cents"] for one in settled.sendings[::2]]
+
+
+def test_where_the_server_takes_little_each_effect_is_measured(bench: Bench) -> None:
+    def check_size(sending: Sending) -> None:
+        if len(sending.payload) > 1_000:
+            raise TooLarge("too large")
+
+    def answer(ctx: Any, order: dict[str, Any]) -> Effect:
+        return Effect("evt.default.default.billing.charged", {"text": "x" * 100 * order["cents"]})
+
+    bench.agent.handlers.clear()
+    bench.agent.on(SUBJECT)(answer)
+    items = Reading(bench.agent, bench.ledger, SOURCES).read([message(at, f"k{at}", cents=at) for at in (1, 9, 2)])
+    group = GroupCommit(bench.store, Limits(bench.ledger, 5, lambda _: STREAM, check_size, 0), SOURCES)
+    group.run(items, {}, [])
+    assert [Outcome.DONE, Outcome.TERMINATED, Outcome.DONE] == outcomes(group)

@@ -681,49 +681,83 @@ anything = st.recursive(
 )
 
 
-@given(st.dictionaries(text, anything, max_size=4), text, text, st.integers(0, runtime.TS_MS_MAX))
+WHO = runtime.Actor("biller\0", "agent")
+SHARED: dict[str, Any] = {
+    "tenant": "default",
+    "workspace": "de\\mo",
+    "actor": WHO,
+    "source": runtime.Source("biller", "o"),
+    "security_context": runtime.SecurityContext("biller", "agent"),
+}
+
+
+def caused(payload: dict[str, Any], id_: str, correlation_id: str | None, ts: int = 1) -> list[bytes | None]:
+    """The message as it is written into a frame, and as `encode_runtime` writes it; None: not by this way."""
+    fixed: dict[str, Any] = {"schema_version": "1.0", "trace_id": "1" * 32}
+    cause = runtime.RuntimeEnvelope(
+        id=id_, ts=ts, type="c", span_id="3" * 16, payload={}, idempotency_key="k", correlation_id=correlation_id,
+        **fixed, **SHARED,
+    )  # fmt: skip
+    frame = runtime.frame("t", **SHARED)
+    assert frame is not None
+    plain = runtime.write_plain(payload, cause)
+    if plain is None:
+        return [None, None]
+    follower = runtime.RuntimeEnvelope(
+        id="fx.1", ts=ts, type="t", span_id="2" * 16, payload=payload, idempotency_key="fx.1", causation_id=id_,
+        correlation_id=correlation_id or id_, **fixed, **SHARED,
+    )  # fmt: skip
+    return [*runtime.write_all_caused([(frame, plain, "fx.1", "2" * 16, cause)]), runtime.encode_runtime(follower)]
+
+
+@given(st.dictionaries(text, anything, max_size=4), text, st.none() | text, st.integers(0, runtime.TS_MS_MAX))
 def test_what_is_written_into_a_frame_is_what_the_whole_envelope_would_be(
-    payload: dict[str, Any], cause: str, correlation: str, ts: int
+    payload: dict[str, Any], cause: str, correlation: str | None, ts: int
 ) -> None:
-    who = runtime.Actor("biller\0", "agent")
-    rest: dict[str, Any] = {
-        "tenant": "default",
-        "workspace": "de\\mo",
-        "source": runtime.Source("biller", "o"),
-        "security_context": runtime.SecurityContext("biller", "agent"),
-    }
-    named = {
-        "causation_id": cause or "x",
-        "correlation_id": correlation or "y",
-        "trace_id": "1" * 32,
-        "span_id": "2" * 16,
-    }
-    framed = runtime.write_framed(runtime.frame("t", actor=who, **rest), payload, id_="fx.1", ts=ts, **named)
-    fixed: dict[str, Any] = {"type": "t", "schema_version": "1.0", "actor": who}
-    envelope = runtime.RuntimeEnvelope(
-        id="fx.1", ts=ts, payload=payload, idempotency_key="fx.1", **fixed, **rest, **named
-    )
-    if framed is not None:
-        assert framed == runtime.encode_runtime(envelope)
+    framed, whole = caused(payload, cause or "x", correlation or None, ts)
+    assert whole == framed
+
+
+def test_messages_that_are_written_together_keep_their_own_causes() -> None:
+    frame = runtime.frame("t", **SHARED)
+    assert frame is not None
+    fixed: dict[str, Any] = {"schema_version": "1.0", "trace_id": "1" * 32, "span_id": "3" * 16, "payload": {}}
+    causes = [
+        runtime.RuntimeEnvelope(
+            id=f"c\n{at}", ts=at, type="c", idempotency_key="k", correlation_id=f"r{at}" if at % 2 else None,
+            **fixed, **SHARED,
+        )
+        for at in range(5)
+    ]  # fmt: skip
+    messages: list[runtime.Caused] = [(frame, "{}", f"fx.{one.ts}", "2" * 16, one) for one in causes]
+
+    together = runtime.write_all_caused(messages)
+
+    assert [runtime.write_all_caused([one])[0] for one in messages] == together
+    read = [msgspec.json.decode(body) for body in together]
+    assert [one.id for one in causes] == [one["causation_id"] for one in read]
+    assert [one.correlation_id or one.id for one in causes] == [one["correlation_id"] for one in read]
 
 
 def test_a_frame_writes_what_is_plain_and_leaves_the_rest_to_the_whole_way() -> None:
-    def written(payload: dict[str, Any], cause: str = "c") -> bytes | None:
-        frame = runtime.frame(
-            "t",
-            tenant="default",
-            workspace="demo",
-            actor=runtime.NO_ACTOR,
-            source=runtime.NO_SOURCE,
-            security_context=runtime.SecurityContext("x", "service"),
-        )
-        named = {"trace_id": "1" * 32, "span_id": "2" * 16, "causation_id": cause, "correlation_id": "c"}
-        return runtime.write_framed(frame, payload, id_="fx.1", ts=1, **named)
+    def written(payload: dict[str, Any], cause: str = "c", correlation: str = "c") -> bytes | None:
+        return caused(payload, cause, correlation)[0]
 
     assert written({"order": 17, "lines": [{"cents": 1}], "note": "ä\0\n", "rate": 0.5}) is not None
     assert [None] * 5 == [written({"a": one}) for one in (float("nan"), 2**60, b"raw", object(), "\ud800")]
-    assert written({"a": "x" * (9 * 1024 * 1024)}) is None
-    assert written({}, cause="x" * 600) is None
+    assert written({"a": "x" * runtime.PLAIN_BYTES_MAX}) is None
+    assert written({}, cause="x" * 600) is written({}, correlation="x" * 600) is None
+
+
+def test_no_frame_makes_a_message_longer_than_is_promised() -> None:
+    """Whoever has room for FRAMED_BYTES_MAX need not look at each."""
+    longest = {"a": "x" * (runtime.PLAIN_BYTES_MAX - 8)}
+    body, _ = caused(longest, "\0" * 512, "\1" * 512, runtime.TS_MS_MAX)
+    assert body is not None
+    around = runtime.frame("t", **SHARED)
+    assert around is not None
+    assert len(body) - len("".join(around)) + runtime.FRAME_BYTES_MAX <= runtime.FRAMED_BYTES_MAX
+    assert runtime.frame("t", **SHARED | {"workspace": "w" * runtime.FRAME_BYTES_MAX}) is None
 
 
 def test_a_frame_refuses_what_no_envelope_may_have() -> None:

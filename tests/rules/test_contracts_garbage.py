@@ -275,3 +275,45 @@ def test_an_agent_gets_one_error_for_garbage_whatever_the_subject() -> None:
         runtime.decode_runtime(
             b'{"type":"x","payload":{}}', subject="evt.t.w.x", origin=origin, carried={"Nats-Msg-Id": "\0"}
         )
+
+
+WHOLE = runtime.encode_runtime(
+    runtime.RuntimeEnvelope(
+        id="1", ts=1, type="t", schema_version="1.0", trace_id="1" * 32, span_id="2" * 16, tenant="default",
+        workspace="demo", actor=runtime.Actor("a", "user"), payload={"a": [1, "x"]}, idempotency_key="k",
+        source=runtime.NO_SOURCE, security_context=runtime.SecurityContext("a", "user"),
+    )
+)  # fmt: skip
+NEIGHBOURS = {
+    "the same": WHOLE,
+    "empty": b"",
+    "a line break": b"\n",
+    "null": b"null",
+    "two in one": WHOLE + b"\n" + WHOLE,
+    "in lines": json.dumps(json.loads(WHOLE), indent=1).encode(),
+    "with an end": WHOLE + b"\n",
+    "cut": WHOLE[:-3],
+    "a name twice": WHOLE.replace(b'{"a":', b'{"a":1,"a":'),
+    "one that is not known": WHOLE.replace(b'{"id"', b'{"more":1,"id"'),
+    "with spaces": WHOLE.replace(b",", b" , "),
+    "a repeat inside a line break": WHOLE.replace(b'{"a":', b'{"a":1,\n"a":'),
+}
+
+
+@given(st.lists(st.sampled_from(sorted(NEIGHBOURS)), max_size=5))
+@example(["two in one", "empty"])
+@example(["empty", "two in one"])
+@example(["a line break", "in lines", "two in one"])
+def test_messages_that_are_read_together_are_read_as_each_alone(names: list[str]) -> None:
+    """All bodies of a read become lines of one text: none may be taken for another, whatever it holds."""
+    bodies = [NEIGHBOURS[name] for name in names]
+    subject = "evt.default.demo.orders.placed"
+    assert [inputs.read_complete(body, subject) for body in bodies] == inputs.read_all_complete(
+        bodies, [subject] * len(bodies)
+    )
+
+
+def test_only_a_body_that_says_each_thing_once_is_read_at_a_glance() -> None:
+    subject = "evt.default.demo.orders.placed"
+    read = {name for name, body in NEIGHBOURS.items() if inputs.read_complete(body, subject) is not None}
+    assert {"the same", "in lines", "with an end", "with spaces"} == read

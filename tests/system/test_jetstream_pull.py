@@ -11,7 +11,7 @@ import pytest
 
 from oncewire.errors import ContractViolation, NotConnected, NotFound, Refused, TooLarge, Unavailable
 from oncewire.jetstream import Client, Message, Options, Pull, connect, parse_reply
-from oncewire.jetstream.pull import nak_verb, term_verb
+from oncewire.jetstream.pull import nak_verb, parse_replies, term_verb
 from tests.support.fakes import Peer, Proxy, fake
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import consumer_info, make_consumer, make_stream, outgoing
@@ -448,3 +448,17 @@ async def test_a_pull_asks_again_when_there_is_room_to_write(shared_server: Nats
             await asyncio.sleep(0)
             client.connection.on_writable(wire, is_writable=True)
             assert [message.payload for message in await within(fetching)] == [b"hi"]
+
+
+def test_many_replies_are_read_as_each_alone() -> None:
+    one, two = b"$JS.ACK.s.c.1.2.3.4.5", b"$JS.ACK.s.c.2.30.40.50.60"
+    strangers = [b"$JS.ACK.s.d.1.2.3.4.5", b"$JS.ACK.hub.ACCHASH.s.c.1.2.3.4.5.random"]
+    for replies in ([], [one], [one, two], [one, *strangers, two], [*strangers, one]):
+        assert [parse_reply(reply) for reply in replies] == parse_replies(replies)
+
+
+@pytest.mark.parametrize("reply", [b"$JS.ACK.s.c.1.2.3.4", b"$JS.ACK.s.c.1.2.3.x.5", b"$JS.ACK.s.c.1.2.3.4.5.6", b""])
+def test_among_many_replies_one_that_is_none_is_seen(reply: bytes) -> None:
+    parse_reply(b"$JS.ACK.s.c.1.2.3.4.5")  # from now on it is known how those of this consumer begin
+    with pytest.raises(ContractViolation):
+        parse_replies([b"$JS.ACK.s.c.1.2.3.4.5", reply, b"$JS.ACK.s.c.1.2.3.4.5"])

@@ -18,21 +18,35 @@ published before the message is settled.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from oncewire import logs
 from oncewire.agent.context import Context
-from oncewire.agent.effects import Cause, Effect, Retry, Terminate, delayed_of, effects_of, sending_of
+from oncewire.agent.effects import (
+    Cause,
+    Effect,
+    Plain,
+    Retry,
+    Terminate,
+    delayed_of,
+    effects_of,
+    finished,
+    plain_of,
+    sending_of,
+)
 from oncewire.agent.handlers import Handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids, letters, subjects
 from oncewire.contracts.blocks import Outcome, raw_digest
 from oncewire.contracts.inputs import Input
+from oncewire.contracts.runtime import FRAMED_BYTES_MAX
 from oncewire.errors import ContractViolation, Refused, TooLarge
 from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.pull import Delivery
@@ -66,14 +80,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return self.message.headers
 
 
-class _Outcome(NamedTuple):
-    """How an input ended, before it is written."""
-
-    item: Item
-    outcome: Outcome
-    key: bytes
-    error: str
-    effects: int
+_Ended = tuple[Item, Outcome, bytes, str, int]
+"""How an input ended, before it is written: with its key, the error, and how many effects it has."""
 
 
 class Worked(NamedTuple):
@@ -164,13 +172,14 @@ class GroupCommit:
         self.limits = limits
         self.sources = sources
         self.entries: list[Entry] = []
-        self._outcomes: list[_Outcome] = []
-        self.sendings: list[Sending] = []
+        self._outcomes: list[_Ended] = []
+        self.sendings: list[Sending | Plain] = []
         self.delayed: list[Delayed] = []
         self.failed: list[Attempt] = []
         self.ended: list[bytes] = []
         self.out = Settled()
         self._work = SyncWork(store)
+        self._has_room = _takes_every_plain_one(limits)
         self._now: dict[bytes, bytes] = {}
         self._here: set[bytes] = set()
         self._twins: list[Item] = []
@@ -181,9 +190,10 @@ class GroupCommit:
         """The whole transaction. An error of the store rolls all of it back and is raised."""
         try:
             found = self.begin(items, may_wait=True)
+            decide = self._handle if _are_fresh(items, found) else partial(self.decide, found=found)
             until = time.monotonic() + self.limits.budget_s
             for index, item in enumerate(items):
-                self.decide(item, found)
+                decide(item)
                 if time.monotonic() > until:
                     self._leave(items[index + 1 :])
                     break
@@ -224,22 +234,32 @@ class GroupCommit:
         if marks:
             store.mark(marks)
         if self.entries or self.sendings:
-            content = Content(self.entries, self.sendings, self.limits.now_ms, targets)
+            sendings = finished(self.limits.ledger, self.sendings)
+            content = Content(self.entries, sendings, self.limits.now_ms, targets)
             appended: Appended = store.append(content, self.sources, self.delayed)
-            out.block, out.sendings, out.announcement = appended.number, self.sendings, appended.announcement
+            out.block, out.sendings, out.announcement = appended.number, sendings, appended.announcement
         out.resumes += [(out.block, item.message) for item in self._twins]  # the same position twice in one batch
 
     def _write_entries(self) -> None:
         """What the outcomes mean for the ledger and for the inputs, step by step over all of them."""
         outcomes, out = self._outcomes, self.out
-        self.entries = [_entry(one) for one in outcomes]
+        self.entries = [
+            Entry(
+                key, input_.identity, item.subject, message.payload, message.header_raw, outcome, at.stream,
+                at.sequence, at.timestamp_ns, input_.digest, effects, error,
+            )
+            for item, outcome, key, error, effects in outcomes
+            for message, at, input_ in ((item.message, item.delivery, item.input or _nameless(item)),)
+        ]  # fmt: skip
         is_careful = self.limits.is_careful
-        self.ended += [one.item.at_key for one in outcomes if is_careful or one.item.delivery.deliveries > 1]
-        out.acks += [one.item.message for one in outcomes if one.outcome not in _TERMINAL]
-        out.terms += [(one.item.message, one.error) for one in outcomes if one.outcome in _TERMINAL]
-        for outcome in Outcome:
-            if count := sum(one.outcome is outcome for one in outcomes):
-                out.counts[outcome.value] = count
+        self.ended += [item.at_key for item, *_ in outcomes if is_careful or item.delivery.deliveries > 1]
+        counts = Counter([outcome for _, outcome, *_ in outcomes])
+        out.counts |= {outcome.value: count for outcome, count in counts.items()}
+        if counts.keys().isdisjoint(_TERMINAL):
+            out.acks += [item.message for item, *_ in outcomes]
+            return
+        out.acks += [item.message for item, outcome, *_ in outcomes if outcome not in _TERMINAL]
+        out.terms += [(item.message, error) for item, outcome, _, error, _ in outcomes if outcome in _TERMINAL]
 
     def _leave(self, items: Sequence[Item]) -> None:
         self.out.left += items
@@ -349,7 +369,12 @@ class GroupCommit:
         limits = self.limits
         cause = Cause(limits.ledger, input_.identity, input_.envelope)
         for index, effect in enumerate(effects):
-            sending = sending_of(effect, cause, index, limits.stream_of(effect.subject))
+            stream = limits.stream_of(effect.subject)
+            plain = plain_of(effect, cause, index, stream) if self._has_room else None
+            if plain is not None:
+                self.sendings.append(plain)
+                continue
+            sending = sending_of(effect, cause, index, stream)
             limits.check_size(sending)
             if effect.delay_s:
                 self.delayed.append(delayed_of(effect, sending, limits.now_ms))
@@ -375,13 +400,18 @@ class GroupCommit:
         self.out.naks.append((item.message, delay))
         self.failed.append(attempt_of(item, self.limits.now_ms, reason))
 
-    def give_up(self, item: Item, outcome: Outcome, reason: str) -> None:
-        """Settle it, and hand it to the dead-letter service as an effect."""
-        self.sendings.append(letter_request(item, self.limits, self.sources[item.delivery.stream], outcome, reason))
+    def give_up(self, item: Item, outcome: Outcome, reason: str, *, is_gone: bool = False) -> None:
+        """Settle it, and hand it to the dead-letter service as an effect; of one that is gone nothing is left to hand
+        over but its place."""
+        letter = letter_request(item, self.limits, self.sources[item.delivery.stream], outcome, reason)
+        if is_gone:
+            told = (letter.headers or {}) | {letters.PAYLOAD: letters.GONE}
+            letter = msgspec.structs.replace(letter, headers=told)
+        self.sendings.append(letter)
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
-        self._outcomes.append(_Outcome(item, outcome, key, error, effects))
+        self._outcomes.append((item, outcome, key, error, effects))
         self._here.add(item.at_key)
 
     def _count(self, what: str) -> None:
@@ -395,14 +425,34 @@ def _call(handler: Handler, context: Context, input_: Input) -> Any:
     return handler.run(context, handler.decode(input_.envelope.payload))
 
 
-def _entry(settled: _Outcome) -> Entry:
-    item, outcome, key, error, effects = settled
-    message, at, input_ = item.message, item.delivery, item.input
-    identity, digest = (input_.identity, input_.digest) if input_ is not None else ("", raw_digest(message.payload))
-    return Entry(
-        key, identity, item.subject, message.payload, message.header_raw, outcome, at.stream, at.sequence,
-        at.timestamp_ns, digest, effects, error,
-    )  # fmt: skip
+class _Nameless(NamedTuple):
+    """What stands for the input of a message that cannot be read."""
+
+    identity: str
+    digest: bytes
+
+
+def _nameless(item: Item) -> _Nameless:
+    return _Nameless("", raw_digest(item.message.payload))
+
+
+_LARGEST = Sending("", "", bytes(FRAMED_BYTES_MAX), None, "")
+
+
+def _takes_every_plain_one(limits: Limits) -> bool:
+    """Whether no effect that is written later with the others can turn out too large for the server."""
+    try:
+        limits.check_size(_LARGEST)
+    except TooLarge:
+        return False
+    return True
+
+
+def _are_fresh(items: Sequence[Item], found: dict[bytes, Place]) -> bool:
+    """Whether nothing is to be decided: none was seen before or stands here twice, each has a handler that runs now."""
+    if found or len({item.key for item in items}) < len(items) or len({item.at_key for item in items}) < len(items):
+        return False
+    return not [item for item in items if item.input is None or item.handler is None or item.handler.is_async]
 
 
 def _waits(item: Item) -> bool:

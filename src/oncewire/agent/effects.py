@@ -8,7 +8,7 @@ and nothing in it comes from the clock or from chance, so that a replay makes th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -80,22 +80,54 @@ def effects_of(returned: object) -> list[Effect]:
     return found
 
 
+class Plain(msgspec.Struct, frozen=True, gc=False):
+    """An effect whose payload is written; its id and its envelope follow for all of a batch at once (`finished`)."""
+
+    cause: Cause
+    index: int
+    subject: str
+    stream: str
+    around: runtime.Frame
+    payload: str
+
+
+def plain_of(effect: Effect, cause: Cause, index: int, stream: str) -> Plain | None:
+    """An effect as most are. None: it takes `sending_of`. The payload is written now: a handler may change it later."""
+    if type(effect.payload) is not dict or effect.headers or effect.delay_s:
+        return None
+    around = _frame(cause.ledger, effect.subject, effect.type)
+    if around is None:
+        return None
+    written = runtime.write_plain(effect.payload, cause.envelope)
+    return Plain(cause, index, effect.subject, stream, around, written) if written is not None else None
+
+
+def finished(ledger: Ledger, effects: Sequence[Sending | Plain]) -> list[Sending]:
+    """The messages of a batch's effects, in their order."""
+    plain = [one for one in effects if type(one) is Plain]
+    ids_ = ids.effect_ids(
+        ledger.tenant, ledger.workspace, ledger.agent, [(one.cause.identity, one.index) for one in plain]
+    )
+    bodies = runtime.write_all_caused(
+        [(one.around, one.payload, id_, _span(id_), one.cause.envelope) for one, id_ in zip(plain, ids_, strict=True)]
+    )
+    made = [
+        Sending(id_, one.subject, body, None, one.stream, f"00-{one.cause.envelope.trace_id}-{_span(id_)}-01")
+        for one, id_, body in zip(plain, ids_, bodies, strict=True)
+    ]
+    if len(made) == len(effects):
+        return made
+    left = iter(made)
+    return [one if isinstance(one, Sending) else next(left) for one in effects]
+
+
 def sending_of(effect: Effect, cause: Cause, index: int, stream: str) -> Sending:
-    """The message of an effect, under its stable id."""
-    ledger, input_ = cause.ledger, cause.envelope
+    """The message of any effect, under its stable id."""
+    ledger = cause.ledger
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
-    span = _span(id_)
-    frame = _frame(ledger, effect.subject, effect.type)
-    body = None
-    if frame is not None and type(effect.payload) is dict:
-        caused = input_.id
-        body = runtime.write_framed(
-            frame, effect.payload, id_, input_.ts, input_.trace_id, span, caused, input_.correlation_id or caused
-        )
-    if body is None:
-        body = _body(effect, cause, id_)
     headers = dict(effect.headers) if effect.headers else None
-    return Sending(id_, effect.subject, body, headers, stream, f"00-{input_.trace_id}-{span}-01")
+    trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
+    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream, trace)
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:

@@ -5,6 +5,10 @@ All messages of a batch are read before the transaction opens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
+
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item
 from oncewire.agent.handlers import Handler, find_handler
@@ -14,12 +18,13 @@ from oncewire.contracts.inputs import Input, read_all_complete, read_closely
 from oncewire.errors import ContractViolation
 from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import Message, parse_time_ns
-from oncewire.jetstream.pull import Delivery, parse_reply
+from oncewire.jetstream.pull import Delivery, parse_replies
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Ledger, Source
 
 SUBJECTS_MAX = 10_000
 _REPLAY_FOR = names.REPLAY_FOR.encode()
+_stream_of = attrgetter("stream")
 
 
 class Reading:
@@ -36,13 +41,11 @@ class Reading:
 
     def read(self, messages: list[Message]) -> list[Item]:
         """One step after the other, each over all messages: that is a third cheaper than message by message."""
-        deliveries = [parse_reply(message.reply) for message in messages]
+        deliveries = parse_replies([message.reply for message in messages])
         known = [self._known.get(message.subject_raw) or self._look_up(message) for message in messages]
         whole = read_all_complete([message.payload for message in messages], [subject for subject, _ in known])
-        at_keys = [
-            rules.position_key(self._agent, at.stream, self._created[at.stream], at.sequence) for at in deliveries
-        ]
-        keys = [rules.identity_key(self._agent, one.identity) if one is not None else b"" for one in whole]
+        at_keys = self._position_keys(deliveries)
+        keys = self._identity_keys(whole)
         return [
             Item(message, delivery, subject, found, handler, key, at_key)
             if found is not None and _REPLAY_FOR not in message.header_raw
@@ -51,6 +54,23 @@ class Reading:
                 messages, deliveries, known, whole, keys, at_keys, strict=True
             )
         ]
+
+    def _position_keys(self, deliveries: Sequence[Delivery]) -> list[bytes]:
+        """A pull brings those of one stream."""
+        found: list[bytes] = []
+        for stream, part in groupby(deliveries, key=_stream_of):
+            sequences = [at.sequence for at in part]
+            found += rules.keys_of_positions(self._agent, stream, self._created[stream], sequences)
+        return found
+
+    def _identity_keys(self, whole: Sequence[Input | None]) -> list[bytes]:
+        """Empty for those that must be looked at closely."""
+        there = [one.identity for one in whole if one is not None]
+        keys = rules.keys_of_identities(self._agent, there)
+        if len(keys) == len(whole):
+            return keys
+        left = iter(keys)
+        return [next(left) if one is not None else b"" for one in whole]
 
     def _closer(
         self,

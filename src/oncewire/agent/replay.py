@@ -22,7 +22,7 @@ import msgspec
 
 from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context
-from oncewire.agent.effects import Cause, Effect, effects_of, sending_of
+from oncewire.agent.effects import Cause, Effect, effects_of, finished, plain_of, sending_of
 from oncewire.agent.handlers import find_handler
 from oncewire.contracts import blocks, ids
 from oncewire.contracts.blocks import Announcement, Inputs, Outcome
@@ -300,7 +300,9 @@ class _Replay:
             async with asyncio.timeout(handler.timeout_s or self._agent.handler_timeout_s):
                 returned = await returned
         cause = Cause(self._ledger, input_.identity, input_.envelope)
-        return [(effect, sending_of(effect, cause, index, "")) for index, effect in enumerate(effects_of(returned))]
+        effects = effects_of(returned)
+        made = [plain_of(one, cause, at, "") or sending_of(one, cause, at, "") for at, one in enumerate(effects)]
+        return list(zip(effects, finished(self._ledger, made), strict=True))
 
     def _due(self, block: Block) -> Difference | None:
         """Delayed effects whose time came: each must have been waiting."""

@@ -18,8 +18,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import msgspec
-
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import GroupCommit, Item
 from oncewire.agent.commits import Commits
@@ -30,7 +28,6 @@ from oncewire.agent.lookout import Lookout, as_delivered
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
-from oncewire.contracts import letters
 from oncewire.contracts.blocks import Outcome
 from oncewire.errors import NotFound, Unavailable
 from oncewire.jetstream import Client, StoredMessage
@@ -220,12 +217,7 @@ class Upkeep:
             return
 
         def give_up(group: GroupCommit) -> None:
-            group.give_up(item, Outcome.DEAD, attempt.error or GIVEN_UP)
-            if is_gone:
-                letter = group.sendings[-1]
-                group.sendings[-1] = msgspec.structs.replace(
-                    letter, headers=(letter.headers or {}) | {letters.PAYLOAD: letters.GONE}
-                )
+            group.give_up(item, Outcome.DEAD, attempt.error or GIVEN_UP, is_gone=is_gone)
 
         settled = await self.commits.settle_without_running(item, opened.max_deliver, give_up)
         self.commits.at("buried")

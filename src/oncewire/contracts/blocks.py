@@ -116,11 +116,11 @@ def elements(agent: str, inputs: Iterable[tuple[str, str, str, bytes]]) -> list[
     """The elements of many inputs: what they share is hashed once."""
     begun = hashlib.blake2b(f"{len(agent)}:{agent}".encode("utf-8", "surrogatepass"), digest_size=STATE_BYTES)
     found: list[bytes] = []
-    last = ("", "")
+    last_subject = last_outcome = ""
     ending = b""
     for identity, subject, outcome, digest in inputs:
-        if last != (subject, outcome):
-            last = (subject, outcome)
+        if subject != last_subject or outcome != last_outcome:
+            last_subject, last_outcome = subject, outcome
             ending = f"{len(subject)}:{subject}{outcome}".encode("utf-8", "surrogatepass")
         one = begun.copy()
         one.update(b"%d:%b%b%b" % (len(identity), identity.encode("utf-8", "surrogatepass"), ending, digest))

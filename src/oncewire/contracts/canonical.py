@@ -29,6 +29,7 @@ _PLAIN_FLOAT_MIN = 0.01
 _PLAIN_FLOAT_MAX = 1e15
 _PLAIN_LEVELS = 4
 _SORTED = msgspec.json.Encoder(order="sorted").encode
+_SORTED_LINES = msgspec.json.Encoder(order="sorted").encode_lines
 _STRING = msgspec.json.Encoder().encode
 
 
@@ -83,11 +84,10 @@ def of_plain(value: dict[str, Any]) -> bytes:
 
 def of_all_plain(values: Sequence[dict[str, Any]]) -> list[bytes]:
     """What `of_plain` gives for each: what no text has is looked for in all of them at once."""
-    written = [_SORTED(value) for value in values]
-    joined = b"".join(written)
-    if 0x2E in joined or b"e-" in joined or not joined.isascii():
+    lines = _SORTED_LINES(values)
+    if 0x2E in lines or b"e-" in lines or not lines.isascii():
         return [of_plain(value) for value in values]
-    return written
+    return lines.splitlines()
 
 
 def _are_plain(values: Iterable[Any], room: int) -> bool:

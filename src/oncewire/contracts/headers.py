@@ -35,3 +35,10 @@ NODE = "Oncewire-Node"
 DLQ_PREFIX = "Oncewire-Dlq-"
 ORIGINAL_PREFIX = "Oncewire-Orig-"
 """The original's headers stand under this prefix in a dead letter, so that they do not act again."""
+
+_PLAIN = bytes(range(0x20, 0x7F))
+
+
+def is_plain(text: str) -> bool:
+    """Printable ASCII and nothing else, which may stand in a header as it is. Quicker than `str.isprintable`."""
+    return text.isascii() and not text.encode().translate(None, _PLAIN)

@@ -10,6 +10,7 @@ chose can never pass for a position or for a chat message.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from oncewire.errors import ContractViolation
 
 _HEX_CHARS = 40
 _TEXT = msgspec.json.Encoder().encode
+_TEXT_LINES = msgspec.json.Encoder().encode_lines
 
 
 class Origin(NamedTuple):
@@ -37,10 +39,14 @@ def _array(*parts: str | int) -> bytes:
 
 
 def _text(value: str | tuple[str | int, ...]) -> bytes:
+    return _texts([value])[0]
+
+
+def _texts(values: list[Any]) -> list[bytes]:
     try:
-        return _TEXT(value)
+        return _TEXT_LINES(values).splitlines()
     except UnicodeEncodeError:
-        raise ContractViolation(f"a part of an id has a lone surrogate: {value!r}") from None
+        raise ContractViolation(f"a part of an id has a lone surrogate: {values!r}") from None
 
 
 def joined(kind: str, *parts: str | int) -> str:
@@ -54,9 +60,18 @@ def _hashed(kind: str, *parts: str | int) -> str:
 
 def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int) -> str:
     """`Nats-Msg-Id` of the effect number `index` of one input of an agent."""
-    hashed = _effects_begun(tenant, workspace, agent).copy()
-    hashed.update(b",%b,%d]" % (_text(identity), index))
-    return f"fx.{hashed.hexdigest()[:_HEX_CHARS]}"
+    return effect_ids(tenant, workspace, agent, [(identity, index)])[0]
+
+
+def effect_ids(tenant: str, workspace: str, agent: str, effects: Sequence[tuple[str, int]]) -> list[str]:
+    """The ids of many effects of an agent, by the identity of the input and the effect's number."""
+    begun, found = _effects_begun(tenant, workspace, agent), list[str]()
+    texts = _texts([identity for identity, _ in effects])
+    for text, (_, index) in zip(texts, effects, strict=True):
+        hashed = begun.copy()
+        hashed.update(b",%b,%d]" % (text, index))
+        found.append("fx." + hashed.hexdigest()[:_HEX_CHARS])
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -87,10 +102,17 @@ def origin_id(origin: Origin) -> str:
 
 def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
     """SHA-256 over the canonical form of type and payload: whether two messages say the same."""
-    hashed = _PAYLOAD_BEGUN.copy()
-    hashed.update(canonical_payload)
-    hashed.update(_type_ending(message_type))
-    return hashed.digest()
+    return content_digests([(message_type, canonical_payload)])[0]
+
+
+def content_digests(contents: Iterable[tuple[str, bytes]]) -> list[bytes]:
+    """The digests of many messages, by type and canonical payload."""
+    found: list[bytes] = []
+    for message_type, canonical_payload in contents:
+        hashed = _PAYLOAD_BEGUN.copy()
+        hashed.update(canonical_payload + _type_ending(message_type))
+        found.append(hashed.digest())
+    return found
 
 
 _PAYLOAD_BEGUN = hashlib.sha256(b'{"payload":')

@@ -51,16 +51,17 @@ def read_all_complete(bodies: Sequence[bytes], subjects_: Sequence[str]) -> list
     places = {at: address for at, subject in enumerate(subjects_) if (address := _address(subject)) is not None}
     is_all = len(places) == len(bodies)
     found = runtime.open_all_complete(bodies if is_all else [bodies[at] for at in places], list(places.values()))
-    inputs = [_input(*one) if one is not None else None for one in found]
-    if is_all:
-        return inputs
-    by_place = dict(zip(places, inputs, strict=True))
+    there = [one for one in found if one is not None]
+    digests = ids.content_digests([(envelope.type, written) for envelope, written in there])
+    whole = [
+        Input(envelope, ids.key_identity(envelope.idempotency_key), digest)
+        for (envelope, _), digest in zip(there, digests, strict=True)
+    ]
+    if len(whole) == len(bodies):
+        return [*whole]
+    inputs = iter(whole)
+    by_place = {at: next(inputs) if one is not None else None for at, one in zip(places, found, strict=True)}
     return [by_place.get(at) for at in range(len(bodies))]
-
-
-def _input(envelope: RuntimeEnvelope, written: bytes) -> Input:
-    identity = ids.key_identity(envelope.idempotency_key)
-    return Input(envelope, identity, ids.content_digest(envelope.type, written))
 
 
 @lru_cache(maxsize=4096)

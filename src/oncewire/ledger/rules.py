@@ -139,15 +139,29 @@ def unpack(data: bytes) -> Content:
 
 def identity_key(agent: str, identity: str) -> bytes:
     """`agent` is the full name. Lengths are part of what is hashed, so that no two pairs meet."""
-    hashed = _of_agent(agent).copy()
-    hashed.update(identity.encode("utf-8", "surrogatepass"))
-    return hashed.digest()
+    return keys_of_identities(agent, [identity])[0]
+
+
+def keys_of_identities(agent: str, identities: Iterable[str]) -> list[bytes]:
+    begun, found = _of_agent(agent), list[bytes]()
+    for identity in identities:
+        hashed = begun.copy()
+        hashed.update(identity.encode("utf-8", "surrogatepass"))
+        found.append(hashed.digest())
+    return found
 
 
 def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
-    hashed = _of_stream(agent, stream, created).copy()
-    hashed.update(b"%d" % sequence)
-    return hashed.digest()
+    return keys_of_positions(agent, stream, created, [sequence])[0]
+
+
+def keys_of_positions(agent: str, stream: str, created: str, sequences: Iterable[int]) -> list[bytes]:
+    begun, found = _of_stream(agent, stream, created), list[bytes]()
+    for sequence in sequences:
+        hashed = begun.copy()
+        hashed.update(b"%d" % sequence)
+        found.append(hashed.digest())
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -188,7 +202,7 @@ def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[I
 
 
 def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
-    outcomes = [entry.outcome for entry in entries]
+    outcomes = {entry.outcome for entry in entries}
     by_outcome = {
         outcome: [entry.sequence for entry in entries if entry.outcome is outcome]
         for outcome in Outcome
