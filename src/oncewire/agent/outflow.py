@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from oncewire.contracts import blocks, subjects
@@ -19,7 +19,7 @@ from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
 from oncewire.jetstream.lookup import find_ids
 from oncewire.jetstream.publish import DEAD_LETTER_RESERVE, reserve_of
-from oncewire.ledger.rules import Ledger, Sending
+from oncewire.ledger.rules import Ledger, Sending, targets_of
 from oncewire.ledger.store import Block, Mark
 
 ATOMIC_FROM = 24
@@ -105,9 +105,8 @@ class Outflow:
     async def publish(self, block: int, sendings: Sequence[Sending], announcement: bytes) -> tuple[list[Mark], str]:
         """Publish a fresh block: marks for what is confirmed, and the first error ('' when all is)."""
         everything = [*sendings, self.announcement(block, announcement)]
-        by_stream: dict[str, list[int]] = {}
-        for index, sending in enumerate(everything):
-            by_stream.setdefault(sending.stream, []).append(index)
+        by_stream = {stream: [*_all_of(part)] for stream, part in targets_of(sendings).items()}
+        by_stream.setdefault(LEDGER_STREAM, []).append(len(sendings))
         parts = await asyncio.gather(*(self._part(block, everything, indexes) for indexes in by_stream.values()))
         marks = sorted(itertools.chain.from_iterable(found for found, _ in parts))
         return marks, next((error for _, error in parts if error), "")
@@ -118,8 +117,9 @@ class Outflow:
         outcomes = await publish(messages)
         is_one_run = indexes[-1] - indexes[0] + 1 == len(indexes)
         last = outcomes[-1]
-        if is_one_run and isinstance(last, PubAck) and all(type(outcome) is PubAck for outcome in outcomes):
-            highest = max(outcome.sequence for outcome in outcomes if isinstance(outcome, PubAck))
+        acks = [outcome for outcome in outcomes if isinstance(outcome, PubAck)]
+        if is_one_run and isinstance(last, PubAck) and len(acks) == len(outcomes):
+            highest = max([ack.sequence for ack in acks])
             self._targets.last[last.stream] = max(self._targets.last.get(last.stream, 0), highest)
             return [Mark(block, indexes[0], indexes[-1], last.stream, highest)], ""
         return self.marks(block, everything, dict(zip(indexes, outcomes, strict=True)))
@@ -146,7 +146,7 @@ class Outflow:
     async def resend(self, block: Block, holes: Sequence[tuple[int, int]], now_ms: int) -> tuple[list[Mark], str]:
         """Effects of a block that nobody has confirmed: look where the id may be forgotten, then publish singly."""
         everything = [*block.content.effects, self.announcement(block.number, block.announcement)]
-        open_ = [index for first, last in holes for index in range(first, last + 1)]
+        open_ = [*_all_of(holes)]
         outcomes: dict[int, Any] = {}
         old = [index for index in open_ if self._is_forgotten(everything[index].stream, block.content.sent_ms, now_ms)]
         if old:
@@ -171,6 +171,11 @@ class Outflow:
         for (stream, subject), ids in wanted.items():
             found |= await find_ids(self._client, stream, subject, ids, starts.get(stream, 0) + 1)
         return found
+
+
+def _all_of(ranges: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """What closed ranges cover."""
+    return itertools.chain.from_iterable(range(first, last + 1) for first, last in ranges)
 
 
 def now_ms() -> int:

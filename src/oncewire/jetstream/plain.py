@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncewire.contracts.headers import is_plain
 from oncewire.jetstream import protocol
 
 if TYPE_CHECKING:
     from oncewire.jetstream.publish import Outgoing
+
+
+_NAMES_BYTES = len("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n")
 
 
 class Plain(NamedTuple):
@@ -26,17 +30,23 @@ def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str]) -> Plain |
         return None
     subject = messages[0].subject
     names = "".join([one.msg_id + one.traceparent for one in messages])
-    if not (names.isascii() and names.isprintable() and all(_is_plain(one, subject) for one in messages)):
+    if not is_plain(names) or [one for one in messages if not _is_plain(one, subject)]:
         return None
     target = protocol.encode_subject(subject).decode()
     frames: list[bytes] = []
     longest = 0
     for message, extra in zip(messages, extras, strict=True):
         id_, trace, payload = message.msg_id, message.traceparent, message.payload
-        header = f"NATS/1.0\r\nNats-Msg-Id: {id_}\r\ntraceparent: {trace}\r\n{extra}\r\n"
-        size = len(header) + len(payload)
-        longest = max(longest, size)
-        frames += (f"HPUB {target}  {len(header)} {size}\r\n{header}".encode(), payload, protocol.CRLF)
+        head = _NAMES_BYTES + len(id_) + len(trace) + len(extra)
+        size = head + len(payload)
+        if size > longest:
+            longest = size
+        frames += (
+            f"HPUB {target}  {head} {size}\r\n"
+            f"NATS/1.0\r\nNats-Msg-Id: {id_}\r\ntraceparent: {trace}\r\n{extra}\r\n".encode(),
+            payload,
+            protocol.CRLF,
+        )
     return Plain(frames, longest)
 
 

@@ -26,6 +26,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
@@ -314,7 +315,8 @@ class Publisher:
                 pass
             else:
                 first = ack.sequence - len(part) + 1
-                return [PubAck(ack.stream, first + index, domain=ack.domain) for index in range(len(part))]
+                sequences = range(first, ack.sequence + 1)
+                return list(map(PubAck, repeat(ack.stream), sequences, repeat(False), repeat(ack.domain)))
         return await self.publish_many(part, timeout_s)
 
     # ---- windows
