@@ -60,6 +60,8 @@ if TYPE_CHECKING:
 BATCH_ROWS_MAX: Final = 400_000
 """Versions are taken into a batch up to so many rows: their keys are all that the driver holds."""
 LOOKS_PER_CORE: Final = 2
+LOOK_HERE_ROWS: Final = 500_000
+"""A table of so many rows the driver searches itself: that is done before the executors would have begun."""
 STAGING: Final = "_staging"
 
 
@@ -248,24 +250,34 @@ class Silver:
             for part in one.parts:
                 if part.name != QUARANTINE.name:
                     parts.setdefault(part.name, []).append((f"{self._lake.root(BRONZE)}/{file.path}", part))
-        keys = {name: b"".join(part.keys for _, part in some) for name, some in parts.items()}
-        items = [item for name in parts for item in self._look_items(name, handles[name], last)]
+        look = Look({name: b"".join(part.keys for _, part in some) for name, some in parts.items()})
         known: dict[str, dict[bytes, bytes]] = {name: {} for name in parts}
-        for item, answer in zip(items, run_tasks(self._spark, Look(keys), items), strict=True):
+        items = []
+        for name in parts:
+            paths, rows = self._files_before(name, handles[name], last)
+            if rows <= LOOK_HERE_ROWS:
+                known[name] = look((name, self._lake.root(SILVER[name]), paths))
+            else:
+                items += self._look_items(name, paths)
+        for item, answer in zip(items, run_tasks(self._spark, look, items), strict=True):
             known[item[0]] |= answer
         has_digest = {name: any(column == "digest" for column, _ in SILVER[name].columns) for name in parts}
         return {name: sort_out(name, some, known[name], has_digest=has_digest[name]) for name, some in parts.items()}
 
-    def _look_items(self, name: str, handle: DeltaTable, last: int) -> list[tuple[str, str, tuple[str, ...]]]:
-        """The table's files in about equal groups, as they were before this batch."""
-        root = self._lake.root(SILVER[name])
+    def _files_before(self, name: str, handle: DeltaTable, last: int) -> tuple[tuple[str, ...], int]:
+        """The table's files as they were before this batch, and how many rows they have."""
         before = handle
         while self._has(before, last):
-            before = DeltaTable(root, version=before.version() - 1)
+            before = DeltaTable(self._lake.root(SILVER[name]), version=before.version() - 1)
         adds = pa.table(before.get_add_actions(flatten=True))
-        paths = [unquote(path) for path in adds["path"].to_pylist()] if adds.num_rows else []
-        groups = max(1, min(len(paths), LOOKS_PER_CORE * self._spark.sparkContext.defaultParallelism))
-        return [(name, root, tuple(paths[at::groups])) for at in range(groups) if paths[at::groups]]
+        if not adds.num_rows:
+            return (), 0
+        return tuple(unquote(path) for path in adds["path"].to_pylist()), sum(adds["num_records"].to_pylist())
+
+    def _look_items(self, name: str, paths: Sequence[str]) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Files in about equal groups."""
+        groups = min(len(paths), LOOKS_PER_CORE * self._spark.sparkContext.defaultParallelism)
+        return [(name, self._lake.root(SILVER[name]), tuple(paths[at::groups])) for at in range(groups)]
 
     def _write(
         self,

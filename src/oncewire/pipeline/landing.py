@@ -28,7 +28,6 @@ from oncewire.contracts import headers, letters, topics
 from oncewire.errors import ContractViolation, Corrupt
 from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
-from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.lake.rules import Span, Step, Written
 from oncewire.pipeline.lake.table import TIMESTAMP
 from oncewire.pipeline.rules import Offset
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import InputPartition
 
+    from oncewire.pipeline.lake.log import Lake
     from oncewire.pipeline.options import ReadOptions
 
 SOURCE_SCHEMA: Final = (

@@ -114,9 +114,9 @@ class WorkSource(JetStreamSource):
 
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802, ARG002 - Spark's
         told = dict(self.options)
-        work: Work = pickle.loads(base64.b64decode(told.pop(WORK)))  # noqa: S301 - our own driver wrote it
+        work = told.pop(WORK)
         read = given.read_options(told, read_file, is_streaming=True, has_admission=HAS_ADMISSION)
-        return stream_reader(read, work)
+        return stream_reader(read, ShownWork(work))
 
 
 WORK = "work"
@@ -125,6 +125,18 @@ WORK = "work"
 
 def show_work(work: Work) -> str:
     return base64.b64encode(pickle.dumps(work)).decode()
+
+
+@dataclass(frozen=True)
+class ShownWork:
+    """Work as an option carries it. Only a task unpacks it: what it needs is not imported where partitions are planned,
+    in a process that is started for each query."""
+
+    shown: str
+
+    def __call__(self, read: ReadOptions, partition: InputPartition) -> Iterator[Any]:
+        work: Work = pickle.loads(base64.b64decode(self.shown))  # noqa: S301 - our own driver wrote it
+        return work(read, partition)
 
 
 def checked(schema: StructType, source: JetStreamSource) -> StructType:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from oncewire.pipeline import decode
-from oncewire.pipeline.columns import contents
+from oncewire.pipeline.columns import contents, fixed_width
 from oncewire.pipeline.decode import Wrong
 from oncewire.pipeline.families import KEY_BYTES, Families
 from oncewire.pipeline.lake import files, rules
@@ -26,7 +27,7 @@ from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
 
 CONFLICT: Final = "identity_conflict"
-WHOLE_BYTES_MIN: Final = files.FILE_BYTES_MAX // 4
+WHOLE_BYTES_MIN: Final = files.FILE_BYTES_MAX // 8
 """From this size on, in memory as in Arrow, rows are written as a file of their table at once."""
 
 
@@ -137,7 +138,7 @@ class Look:
 
     def __call__(self, item: tuple[str, str, tuple[str, ...]]) -> dict[bytes, bytes]:
         name, root, paths = item
-        wanted = pa.array(split(self.keys[name], KEY_BYTES), pa.binary())
+        wanted = fixed_width(np.frombuffer(self.keys[name], np.uint8).reshape(-1, KEY_BYTES))
         has_digest = any(column == "digest" for column, _ in SILVER[name].columns)
         found: dict[bytes, bytes] = {}
         for path in paths:
