@@ -297,6 +297,9 @@ NEIGHBOURS = {
     "one that is not known": WHOLE.replace(b'{"id"', b'{"more":1,"id"'),
     "with spaces": WHOLE.replace(b",", b" , "),
     "a repeat inside a line break": WHOLE.replace(b'{"a":', b'{"a":1,\n"a":'),
+    "a beginning": WHOLE[:1],
+    "the rest of it": WHOLE[1:],
+    "two behind each other": WHOLE + WHOLE,
 }
 
 
@@ -304,6 +307,7 @@ NEIGHBOURS = {
 @example(["two in one", "empty"])
 @example(["empty", "two in one"])
 @example(["a line break", "in lines", "two in one"])
+@example(["a beginning", "the rest of it", "two behind each other"])
 def test_messages_that_are_read_together_are_read_as_each_alone(names: list[str]) -> None:
     """All bodies of a read become lines of one text: none may be taken for another, whatever it holds."""
     bodies = [NEIGHBOURS[name] for name in names]

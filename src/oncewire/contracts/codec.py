@@ -117,8 +117,16 @@ def read_all(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes]) -> list[
 
 
 def _decode_lines(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes], joined: bytes) -> list[T | None] | None:
-    """All of them at once, None when one of them cannot be read."""
-    if max(map(len, bodies), default=0) > BODY_BYTES_MAX:
+    """All of them at once, None when one of them cannot be read.
+
+    To the decoder a line break is space like any other. So each body must begin and end as an object does: then no
+    value goes from one into the next, and as many values as bodies are one for each.
+    """
+    if (
+        max(map(len, bodies), default=0) > BODY_BYTES_MAX
+        or not {b"{"}.issuperset([body[:1] for body in bodies])
+        or not {b"}"}.issuperset([body[-1:] for body in bodies])
+    ):
         return None
     try:
         values: list[T | None] = decoder.decode_lines(joined)  # type: ignore[assignment]  # a list of T is one of these
