@@ -15,6 +15,7 @@ from oncewire.jetstream import Outgoing
 from oncewire.pipeline.deriving import Batch
 from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.lake.place import Place
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
 from oncewire.pipeline.tables import dataset, open_table
@@ -76,18 +77,18 @@ class Ran:
         return tuple(sum(batch.total(name) for batch in self.batches) for name in names)
 
 
-def once(spark: SparkSession, lake: Path, server: NatsServer, *names: str, **options: Any) -> Ran:
+def once(spark: SparkSession, lake: Path | str, server: NatsServer, *names: str, **options: Any) -> Ran:
     """One pass, as `oncewire pipeline run --once` makes it."""
-    partition_by = options.pop("partition_by", "")
+    made = {name: options.pop(name) for name in ("partition_by", "checkpoints") if name in options}
     keeping = options.pop("keeping", Keeping())
     told: list[Any] = []
     reads = Reads({"url": server.url}, **options)
-    pipeline = Pipeline(spark, Lake(lake, partition_by=partition_by), names, reads, keeping=keeping, tell=told.append)
+    pipeline = Pipeline(spark, Lake(lake, **made), names, reads, keeping=keeping, tell=told.append)
     pipeline.once(threading.Event())
     return Ran(pipeline, told)
 
 
-def rows(lake: Path, name: str, *columns: str) -> list[dict[str, Any]]:
+def rows(lake: Path | str | Place, name: str, *columns: str) -> list[dict[str, Any]]:
     """A table as delta-rs itself reads it."""
     return dataset(open_table(lake, name)).to_table(columns=list(columns) or None).to_pylist()
 

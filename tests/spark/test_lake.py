@@ -20,7 +20,7 @@ from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
 from oncewire.pipeline.staging import WHOLE_BYTES_MIN
-from oncewire.pipeline.tables import TABLES, high_water, local_path, open_table, read_table
+from oncewire.pipeline.tables import TABLES, files_of, high_water, open_table, read_table
 from tests.spark.lakes import chat, doubled, event, metered, once, rows, streams
 from tests.spark.support import api, publish
 from tests.support.nats import NatsServer
@@ -97,7 +97,7 @@ def test_spark_duckdb_and_pandas_read_the_same_rows(spark: SparkSession, lake: P
         wanted = {(one["stream"], one["sequence"], str(one["date"])) for one in rows(lake, name)}
         in_spark = read_table(spark, lake, name).select("stream", "sequence", "date").collect()
         assert wanted == {(one.stream, one.sequence, str(one.date)) for one in in_spark}
-        files = [local_path(uri) for uri in open_table(lake, name).file_uris()]
+        files = [f"{lake}/{name}/{path}" for path in files_of(open_table(lake, name))]
         found = duckdb.sql(f"select stream, sequence, date from read_parquet({files}, hive_partitioning = true)")
         assert wanted == {(stream, sequence, str(date)) for stream, sequence, date in found.fetchall()}
         frame = open_table(lake, name).to_pandas()
@@ -168,10 +168,6 @@ class NewRelease(Silver):
         return super()._write_items(f"new-{prefix}", *args)
 
 
-def uris(path: Path, name: str) -> list[str]:
-    return open_table(path, name).file_uris()
-
-
 def derived(path: Path) -> dict[str, Any]:
     """What silver, quarantine and gaps hold, whatever the files."""
     names = [name for name in TABLES if name not in ("bronze", "batches")]
@@ -211,7 +207,8 @@ def test_rows_that_wait_in_a_file_of_their_table_leave_nothing_behind_when_some_
     assert done is not None
     assert done.total("duplicates") > 0
     assert derived(lake) == derived(copy)
-    named = {Path(local_path(uri)) for name in TABLES if (copy / name).exists() for uri in uris(copy, name)}
+    tables = [name for name in TABLES if (copy / name).exists()]
+    named = {copy / name / path for name in tables for path in files_of(open_table(copy, name))}
     assert named == set(copy.rglob("*.parquet"))
     assert {True, False} == {"-of-" in path.name for path in named if "silver" in path.parts}, "both ways"
 

@@ -55,7 +55,7 @@ class Bronze:
         return made.land(self.frame(first, last), batch)
 
     def sequences(self) -> list[int]:
-        return sorted(one["sequence"] for one in rows(self.lake.path, "bronze", "sequence"))
+        return sorted(one["sequence"] for one in rows(self.lake.place, "bronze", "sequence"))
 
 
 @pytest.fixture

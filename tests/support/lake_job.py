@@ -2,6 +2,8 @@
 
     lake_job.py <master> <url> <lake> <last> <stream> …
 
+ONCEWIRE_CHECKPOINTS is the folder beside a lake in an object store.
+
 Small batches and frequent housekeeping, so that there is always something to be struck. It prints a line of JSON for
 what it has done.
 """
@@ -9,6 +11,7 @@ what it has done.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -21,7 +24,7 @@ from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.landing import Landed
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
-from tests.support.lake_points import StoppingLake, put_seams
+from tests.support.lake_points import GATE, StoppingLake, put_seams
 
 ROWS = 2_000
 ROOT = Path(__file__).parents[2]
@@ -43,17 +46,18 @@ def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
             stop.set()
 
     put_seams()
-    with hold.held(Path(lake), what="a pipeline to be killed", since="now"):
+    made = StoppingLake(lake, checkpoints=Path(os.environ.get("ONCEWIRE_CHECKPOINTS", "")))
+    with hold.held(made.beside, what="a pipeline to be killed", since="now"):
         spark = spark_session(
             master,
             spark_ui_enabled=False,
             spark_log_level="ERROR",
             spark_sql_shuffle_partitions=2,
             spark_app_name="lake",
-            **{"spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+            **{"spark.executorEnv.PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", f"spark.executorEnv.{GATE}": made.beside},
         )
         reads = Reads({"url": url, "minPartitions": "2"}, trigger_s=0.2, rows_per_trigger=ROWS)
-        pipeline = Pipeline(spark, StoppingLake(lake), streams, reads, keeping=Keeping(every_s=0.5), tell=tell)
+        pipeline = Pipeline(spark, made, streams, reads, keeping=Keeping(every_s=0.5), tell=tell)
         print(json.dumps({"started": True}), flush=True)
         pipeline.run(stop)
         assert not pipeline.stopped(), pipeline.stopped()

@@ -20,6 +20,7 @@ A process that reaches the wanted point waits there until it is killed or let go
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from oncewire.pipeline import deriving
-from oncewire.pipeline.lake import files, keep
+from oncewire.pipeline.lake import keep
+from oncewire.pipeline.lake.bucket import Bucket
+from oncewire.pipeline.lake.folder import Folder
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.landing import LandRange
 from oncewire.pipeline.staging import WHOLE_BYTES_MIN, DecodeFile, FileDecoded, WriteItem, write_item
@@ -39,6 +42,8 @@ IN_DRIVER: Final = (
     "keep:written", "keep:committed",
 )  # fmt: skip
 LOOK_S: Final = 0.005
+GATE: Final = "ONCEWIRE_TEST_GATE"
+"""Tells workers which folder the gate is beside."""
 
 
 class Gate:
@@ -76,36 +81,44 @@ class Gate:
 # ---- in Python workers
 
 
-def _lake_of(root: str) -> Path:
-    """The lake of a table's folder."""
-    return next(path for path in Path(root).parents if (path / "_lock").exists())
+def _gate() -> Gate:
+    """Where the driver said."""
+    return Gate(Path(os.environ[GATE]))
 
 
-def _stop_in_files(root: str, step: str) -> None:
-    """From now on this worker stops inside the files that it writes."""
-    gate = Gate(_lake_of(root))
+def _stop_in_files(step: str) -> None:
+    """From now on this worker stops inside the files that it writes. In an object store there is no half of one."""
+    gate = _gate()
 
-    def store(path: Path, content: memoryview | bytes) -> None:
+    def store(place: Folder, content: memoryview | bytes) -> None:
+        path = Path(str(place))
         path.parent.mkdir(parents=True, exist_ok=True)
         half = path.with_name(f".{path.name}.half")
         half.write_bytes(content[: len(content) // 2])
         gate.pass_by(f"{step}:half")
         half.unlink(missing_ok=True)
-        _STORE(path, content)
+        _STORE(place, content)
         gate.pass_by(f"{step}:named")
 
-    files.store = store
+    def put(place: Bucket, content: memoryview | bytes) -> None:
+        gate.pass_by(f"{step}:half")
+        _PUT(place, content)
+        gate.pass_by(f"{step}:named")
+
+    Folder.store = store  # type: ignore[method-assign]
+    Bucket.store = put  # type: ignore[method-assign]
 
 
-_STORE = files.store
+_STORE = Folder.store
+_PUT = Bucket.store
 
 
 class StoppingLandRange(LandRange):
     """LandRange, with seams."""
 
     def land(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _stop_in_files(self.root, "land")
-        Gate(_lake_of(self.root)).pass_by("land:begun")
+        _stop_in_files("land")
+        _gate().pass_by("land:begun")
         return super().land(batches)
 
 
@@ -113,12 +126,12 @@ class StoppingDecodeFile(DecodeFile):
     """DecodeFile, with seams."""
 
     def __call__(self, item: tuple[int, str]) -> FileDecoded:
-        _stop_in_files(self.bronze, "derive")
+        _stop_in_files("derive")
         return super().__call__(item)
 
 
 def stopping_write_item(item: WriteItem) -> Any:
-    _stop_in_files(item.root, "derive")
+    _stop_in_files("derive")
     return write_item(item)
 
 
@@ -129,7 +142,7 @@ class StoppingLake(Lake):
     """A lake whose commits can be struck."""
 
     def commit(self, handle: Any, table: Any, *args: Any, **named: Any) -> None:
-        gate = Gate(self.path)
+        gate = Gate(self.beside)
         is_silver = table.name.startswith("silver/")
         gate.pass_by("land:written" if table.name == "bronze" else "derive:written" if is_silver else "")
         super().commit(handle, table, *args, **named)
@@ -137,14 +150,14 @@ class StoppingLake(Lake):
         gate.pass_by(after.get(table.name, "derive:one" if is_silver else ""))
 
     def rewrite(self, *args: Any) -> None:
-        gate = Gate(self.path)
+        gate = Gate(self.beside)
         gate.pass_by("keep:written")
         super().rewrite(*args)
         gate.pass_by("keep:committed")
 
     def _sync_log(self, table: Any, first: int) -> None:
         if table.name == "bronze":
-            Gate(self.path).pass_by("land:listed")
+            Gate(self.beside).pass_by("land:listed")
         super()._sync_log(table, first)
 
 
@@ -156,7 +169,7 @@ class StoppingSilver(deriving.Silver):
         return super()._run(first, last, versions)
 
     def _look(self, *args: Any) -> Any:
-        Gate(self._lake.path).pass_by("derive:staged")
+        Gate(self._lake.beside).pass_by("derive:staged")
         return super()._look(*args)
 
 

@@ -37,10 +37,12 @@ def write(lake: Lake, found: pa.Table) -> list[Written]:
     return list(files.write_files(lake.root(BRONZE), BRONZE, "EVENTS-1-2", found, is_partitioned=is_dated))
 
 
-def test_a_lake_is_a_path_or_the_url_of_one_and_never_an_object_store(tmp_path: Path) -> None:
-    assert tmp_path / "a b" == Lake((tmp_path / "a b").as_uri()).path == Lake(str(tmp_path / "a b")).path
+def test_a_lake_is_a_path_or_its_url_or_a_prefix_in_a_bucket_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "a b"
+    assert str(folder) == str(Lake(folder.as_uri()).place) == str(Lake(str(folder)).place) == str(Lake(folder).place)
+    assert "s3://bucket/lake" == str(Lake("s3://bucket/lake/").place)
     for url in ("s3://me:secret@bucket/lake", "abfss://lake@account/x", "gs://bucket"):
-        with pytest.raises(InvalidSetting, match="a lake is a folder") as refused:
+        with pytest.raises(InvalidSetting, match="a lake") as refused:
             Lake(url)
         assert "secret" not in str(refused.value)
         with pytest.raises(InvalidSetting):

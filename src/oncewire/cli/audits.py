@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -12,7 +12,10 @@ import msgspec
 from oncewire.cli import face
 from oncewire.errors import NotFound
 
-SETTINGS = ("data", "lake", "topology_files")
+if TYPE_CHECKING:
+    from oncewire.pipeline.lake.place import Place
+
+SETTINGS = ("data", "lake", "checkpoints", "topology_files")
 
 
 @click.command()
@@ -41,19 +44,19 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
     from oncewire.pipeline.tables import open_table
 
     lake = lake_of(settings)
-    open_table(lake.path, "bronze")  # before Java starts
+    open_table(lake.place, "bronze")  # before Java starts
     spark = session(settings)
     try:
         found = run.audit(
             spark,
-            lake.path,
+            lake.place,
             families=families_of(settings),
             group_idle_ms=settings.broker_group_idle_ms,
             findings_max=findings_max,
         )
     finally:
         spark.stop()
-    run.keep_verdict(lake.path, found)
+    run.keep_verdict(lake.place, found)
     if as_json:
         face.print_json(msgspec.to_builtins(found))
     else:
@@ -63,7 +66,7 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
         raise SystemExit(face.EXIT_NOT_WELL)
 
 
-def last(lake: Path) -> dict[str, Any] | None:
+def last(lake: Place) -> dict[str, Any] | None:
     """The newest verdict, in short."""
     from oncewire.pipeline.auditing.run import last_verdicts
 
@@ -99,9 +102,9 @@ def report(*, out: Path, run_id: str, days: int, as_json: bool, **flags: Any) ->
     from oncewire.pipeline.report.read import content
 
     lake = lake_of(settings)
-    if not lake.path.is_dir():
-        raise NotFound(f"there is no lake {lake.path}", hint="`oncewire pipeline run --once` makes one.")
-    text = page(content(lake.path, datetime.now(UTC), run=run_id, days=days))
+    if not lake.place.is_there:
+        raise NotFound(f"there is no lake {lake.place}", hint="`oncewire pipeline run --once` makes one.")
+    text = page(content(lake.place, datetime.now(UTC), run=run_id, days=days))
     out.write_text(text, "utf-8")
     if as_json:
         face.print_json({"out": str(out), "bytes": len(text.encode())})

@@ -7,7 +7,6 @@ import contextlib
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -110,6 +109,8 @@ async def serving(
 
 
 def _sources(client: Client, settings: Settings, broker_url: str, figures: Callable[[], Figures]) -> Sources:
+    from oncewire.cli.pipeline import place_for
+
     def standing() -> dict[str, Any]:
         from oncewire.cli.pipeline import lake_of, require_lake, standing_of  # Arrow is loaded where there is a lake
 
@@ -120,7 +121,7 @@ def _sources(client: Client, settings: Settings, broker_url: str, figures: Calla
         client,
         topology.load(settings=settings),
         settings.nats_monitor_url,
-        Path(settings.lake).expanduser() if settings.lake else settings.data / "lake",
+        place_for(settings),
         standing,
         broker_url,
         settings.console_broker_key,

@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +19,7 @@ from oncewire.embedded.folder import DataFolder, Running
 from oncewire.embedded.process import POLL_S, Child, Log
 from oncewire.errors import OncewireError, Refused, Unavailable
 from oncewire.jetstream import Client, options_from
+from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.settings import Settings
 
 START_S_MAX = 90.0
@@ -78,14 +78,14 @@ async def _run(
     show.end(is_good=answers[0])
 
 
-def _lake(settings: Settings) -> Path | None:
+def _lake(settings: Settings) -> Place | None:
     from oncewire.cli.pipeline import lake_of, require_spark
 
     try:
         require_spark()
     except OncewireError:
         return None
-    return lake_of(settings).path
+    return lake_of(settings).place
 
 
 # ---- the servers
@@ -154,7 +154,7 @@ class _Machine:
         self._started: list[Child] = []
         self._environ = {**os.environ, "ONCEWIRE_DATA": str(folder.path)}
         if settings.lake:
-            self._environ["ONCEWIRE_LAKE"] = str(Path(settings.lake).expanduser().absolute())
+            self._environ["ONCEWIRE_LAKE"] = str(place_of(settings.lake))
 
     async def __aenter__(self) -> _Machine:
         return self

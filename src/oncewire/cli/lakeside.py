@@ -23,6 +23,7 @@ from oncewire.embedded.process import LOOPBACK, Child, Log, pick_ports
 from oncewire.embedded.stack import State
 from oncewire.errors import OncewireError
 from oncewire.metrics import Page
+from oncewire.pipeline.lake.place import place_of
 from oncewire.settings import Settings
 
 NAME = "pipeline"
@@ -35,11 +36,12 @@ async def pipeline(
     chosen: Settings, nats: Server, board: Board, observer: observe.Observer | None = None
 ) -> AsyncIterator[None]:
     """`oncewire pipeline run` on the servers of `up`. Where it cannot run, one line says so and the rest runs."""
-    from oncewire.cli.pipeline import lake_of, require_spark
+    from oncewire.cli.pipeline import place_for, require_spark
 
     board.part(NAME, State.STARTING)
     try:
         require_spark()
+        lake = place_for(chosen)
     except OncewireError as error:
         board.part(NAME, State.STOPPED, text=f"not started: {error.message}. {error.hint}", warning="not started")
         yield
@@ -51,7 +53,6 @@ async def pipeline(
     command = _command(chosen, figures.listen)
     child = await Child.start(NAME, command, log, death_signal=signal.SIGTERM, environ=_environ(chosen, nats))
     figures.child = child
-    lake = lake_of(chosen).path
     board.part(NAME, State.READY, text=f"streams become tables in {lake}, log in {log.path}")
     watching = asyncio.create_task(_watch(child, board))
     try:
@@ -105,7 +106,9 @@ def _command(chosen: Settings, listen: str) -> list[str]:
     named = ["--config", str(Path(config).absolute())] if config else []
     paths = ["--data", str(chosen.data.absolute())]
     if chosen.lake:
-        paths += ["--lake", str(Path(chosen.lake).expanduser().absolute())]
+        paths += ["--lake", str(place_of(chosen.lake))]
+    if chosen.checkpoints:
+        paths += ["--checkpoints", str(Path(chosen.checkpoints).expanduser().absolute())]
     if chosen.topology_files:
         files = [str(Path(one.strip()).absolute()) for one in chosen.topology_files.split(",") if one.strip()]
         paths += ["--topology-files", ",".join(files)]

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from oncewire.pipeline.families import Families
     from oncewire.pipeline.lake.log import Lake
+    from oncewire.pipeline.lake.place import Place
     from oncewire.pipeline.run import Pipeline, Told
 
-SETTINGS = ("data", "lake", "nats_url", "topology_files")
+SETTINGS = ("data", "lake", "checkpoints", "nats_url", "topology_files")
 INTERVALS = ("pipeline_trigger_ms", "pipeline_gold_every_s", "pipeline_keep_every_s", "pipeline_retention_hours")
 RUN_SETTINGS = (*SETTINGS, "master", *INTERVALS)
 
@@ -75,6 +76,7 @@ def run(
     Examples:
       oncewire pipeline run
       oncewire pipeline run --once --lake /srv/lake --partition-by date
+      oncewire pipeline run --lake s3://bucket/lake
       oncewire pipeline run --master spark://head:7077 --json
     \b
     A stream that lost messages stops alone, and is named: look, then go on with --accept-loss.
@@ -112,7 +114,7 @@ def backfill(*, streams: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     _check_declared(streams, read)
     server = Streams(access_of(settings))
     names = list(streams or (name for name in standing.reached(lake) if name in read))
-    with hold.held(lake.path, what="oncewire pipeline backfill", since=_now()):
+    with hold.held(lake.beside, what="oncewire pipeline backfill", since=_now(), name=lake.place):
         for name in names:
             first = standing.begin_again(lake, name, server)
             board.line(f"{name}: goes on at sequence {first}")
@@ -159,14 +161,14 @@ def standing_of(settings: Settings, lake: Lake) -> dict[str, Any]:
     finally:
         server.close()
     return {
-        "lake": str(lake.path),
-        "held_by": hold.holder(lake.path),
+        "lake": str(lake.place),
+        "held_by": hold.holder(lake.beside),
         "streams": [asdict(one) for one in streams],
         "topics": asdict(topics),
         "left_out": left_out,
         "bronze_version": lake.open(BRONZE).version() if lake.exists(BRONZE) else -1,
         "silver_has": standing.silver_has(lake),
-        "audit": audits.last(lake.path),
+        "audit": audits.last(lake.place),
         "tables": [asdict(one) for one in standing.tables(lake)],
     }
 
@@ -229,16 +231,19 @@ def require_spark() -> None:
 
 
 def lake_of(settings: Settings, partition_by: str = "") -> Lake:
+    """The lake, which is there or can be made."""
     from oncewire.pipeline.lake.log import Lake
 
-    path = Path(settings.lake or settings.data / "lake")
-    try:
-        path.is_dir()  # that it is not there is fine; that nobody can say is not
-    except OSError as error:
-        raise Refused(
-            f"the lake {str(path)[:200]!r} cannot be looked at: {error.strerror}", hint="See --lake."
-        ) from None
-    return Lake(path, partition_by=partition_by)
+    checkpoints = Path(settings.checkpoints or settings.data / "lakes")
+    lake = Lake(place_for(settings), partition_by=partition_by, checkpoints=checkpoints)
+    lake.place.check()
+    return lake
+
+
+def place_for(settings: Settings) -> Place:
+    from oncewire.pipeline.lake.place import place_of
+
+    return place_of(settings.lake or settings.data / "lake")
 
 
 def session(settings: Settings) -> SparkSession:
@@ -249,8 +254,10 @@ def session(settings: Settings) -> SparkSession:
         del os.environ[name]  # they are read by now, and Java would hand them to each of its workers
     if "@" in os.environ.get("NATS_URL", ""):
         del os.environ["NATS_URL"]
-    parts = {"spark.sql.shuffle.partitions": 2 * (os.cpu_count() or 1)} if settings.master.startswith("local") else {}
-    return spark_session(settings.master, spark_ui_enabled=False, spark_log_level="ERROR", **parts)
+    conf: dict[str, Any] = {f"spark.executorEnv.{name}": value for name, value in place_for(settings).environ.items()}
+    if settings.master.startswith("local"):
+        conf["spark.sql.shuffle.partitions"] = 2 * (os.cpu_count() or 1)
+    return spark_session(settings.master, spark_ui_enabled=False, spark_log_level="ERROR", **conf)
 
 
 def declared(settings: Settings) -> tuple[list[str], list[str]]:
@@ -304,9 +311,10 @@ def _run(
     _check_declared((*chosen, *accepted), names)
     if is_once:
         _check_answers(settings, names[0])
-    with hold.held(lake.path, what="oncewire pipeline run", since=_now()), stopping() as stop:
-        board.line(f"lake {lake.path}, from {mask_url(settings.nats_url)}; left out: {', '.join(queues) or 'none'}")
-        board.event("starting", lake=str(lake.path), streams=names, left_out=queues)
+    what = "oncewire pipeline run"
+    with hold.held(lake.beside, what=what, since=_now(), name=lake.place), stopping() as stop:
+        board.line(f"lake {lake.place}, from {mask_url(settings.nats_url)}; left out: {', '.join(queues) or 'none'}")
+        board.event("starting", lake=str(lake.place), streams=names, left_out=queues)
         spark = session(settings)
         stop.listen()  # Spark has set handlers of its own
         try:

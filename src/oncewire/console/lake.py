@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Final
 
 from oncewire.console import rules
 from oncewire.errors import NotFound
+from oncewire.pipeline.lake.place import Place
 
 RUNS_MAX: Final = 200
 STEPS_MAX: Final = 500
@@ -23,38 +23,31 @@ Standing = Callable[[], dict[str, Any]]
 class LakeSide:
     """`standing` is given by who knows the settings."""
 
-    def __init__(self, path: Path, standing: Standing) -> None:
-        self.path = path
+    def __init__(self, place: Place, standing: Standing) -> None:
+        self.place = place
         self._standing = standing
         self._seen: object = None
         self.told: dict[str, Any] | None = None
 
-    @property
-    def is_there(self) -> bool:
-        return (self.path / "bronze").is_dir()
+    async def is_there(self) -> bool:
+        return await asyncio.to_thread(lambda: (self.place / "bronze").has_table)
 
-    @property
-    def has_runs(self) -> bool:
-        return (self.path / "gold" / "runs").is_dir()
+    async def has_runs(self) -> bool:
+        return await asyncio.to_thread(lambda: (self.place / "gold/runs").has_table)
 
     async def look(self) -> None:
         """Once more, if anything has changed since."""
-        if not self.is_there:
+        seen = await asyncio.to_thread(self.place.stamp)
+        if seen == self._seen and self.told is not None:
+            return
+        if not await self.is_there():
             self.told = None
             return
-        seen = await asyncio.to_thread(self._fingerprint)
-        if seen != self._seen or self.told is None:
-            self.told = await asyncio.to_thread(self._tell)
-            self._seen = seen
+        self.told = await asyncio.to_thread(self._tell)
+        self._seen = seen
 
     def forget(self) -> None:
         self._seen = None
-
-    def _fingerprint(self) -> object:
-        """A version of a table is a file in its log's folder, which changes that folder's time."""
-        logs = sorted([*self.path.glob("*/_delta_log"), *self.path.glob("*/*/_delta_log")])
-        times = [(str(one), one.stat().st_mtime_ns) for one in logs]
-        return times, [one.stat().st_mtime_ns for one in sorted(self.path.glob("*.json"))]
 
     def _tell(self) -> dict[str, Any]:
         from oncewire.pipeline.auditing.run import last_verdicts
@@ -63,7 +56,7 @@ class LakeSide:
 
         told = self._standing()
         told["held_by"] = hold.shown(told["held_by"])
-        for one in last_verdicts(self.path):
+        for one in last_verdicts(self.place):
             told["verdict"] = {
                 "is_good": one.is_good, "at_ms": one.at_ms, "took_s": one.took_s, "errors": one.errors,
                 "pending": one.pending, "cut": sum(stop.sequence for stop in one.cut), "streams": len(one.cut),
@@ -82,7 +75,7 @@ class LakeSide:
         from oncewire.pipeline.gold.tables import HEALTH
         from oncewire.pipeline.report.read import rows
 
-        found = rows(self.path, HEALTH)
+        found = rows(self.place, HEALTH)
         if not found:
             return None
         newest = max(row["window_start"] for row in found)
@@ -96,25 +89,25 @@ class LakeSide:
     async def runs(self) -> list[dict[str, Any]]:
         from oncewire.pipeline.report.read import newest_runs
 
-        found = await asyncio.to_thread(newest_runs, self.path, RUNS_MAX)
+        found = await asyncio.to_thread(newest_runs, self.place, RUNS_MAX)
         return [run_row(row) for row in found]
 
     async def run(self, tenant: str, run: str) -> dict[str, Any]:
         from oncewire.pipeline.report.read import one_run
 
-        found = await asyncio.to_thread(one_run, self.path, run, tenant)
+        found = await asyncio.to_thread(one_run, self.place, run, tenant)
         return {"run": run_row(found.run), "steps": [step_row(one) for one in found.steps[:STEPS_MAX]]}
 
     async def report(self) -> str:
-        if not self.is_there:
-            raise NotFound(f"there is no lake {self.path}", hint="`oncewire pipeline run --once` makes one.")
+        if not await self.is_there():
+            raise NotFound(f"there is no lake {self.place}", hint="`oncewire pipeline run --once` makes one.")
         return await asyncio.to_thread(self._page)
 
     def _page(self) -> str:
         from oncewire.pipeline.report.page import page
         from oncewire.pipeline.report.read import content
 
-        return page(content(self.path, datetime.now(UTC)))
+        return page(content(self.place, datetime.now(UTC)))
 
 
 def run_row(row: dict[str, Any]) -> dict[str, Any]:

@@ -173,12 +173,13 @@ class ConsoleRoutes:
 
     async def _runs(self, wanted: str) -> dict[str, Any]:
         lake = self._watch.lake
-        source = wanted or ("lake" if lake.has_runs else "live")
+        has_runs = await lake.has_runs()
+        source = wanted or ("lake" if has_runs else "live")
         if source == "lake":
-            found = await lake.runs() if lake.has_runs else []
+            found = await lake.runs() if has_runs else []
         else:
             found = [runs.run_row(run) for run, _ in await self._live_runs()]
-        return {"source": source, "has_lake": lake.has_runs, "runs": found}
+        return {"source": source, "has_lake": has_runs, "runs": found}
 
     async def _live_runs(self) -> list[tuple[Any, list[Any]]]:
         await self._watch.surveyor.be_fresh()
@@ -190,7 +191,7 @@ class ConsoleRoutes:
 
     async def _run(self, name: str, tenant: str, source: str) -> dict[str, Any]:
         lake = self._watch.lake
-        if source == "lake" or (not source and lake.has_runs):
+        if source == "lake" or (not source and await lake.has_runs()):
             try:
                 return {"source": "lake"} | await lake.run(tenant, name)
             except NotFound:

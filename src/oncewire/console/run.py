@@ -6,7 +6,6 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from oncewire import http
 from oncewire.broker.client import BrokerClient
@@ -18,6 +17,7 @@ from oncewire.console.streams import Surveyor
 from oncewire.console.topics import Topics
 from oncewire.console.watch import Figures, Watch
 from oncewire.jetstream import Client
+from oncewire.pipeline.lake.place import Place
 from oncewire.topology import Topology
 
 BROKER_S_MAX = 5.0
@@ -33,7 +33,7 @@ class Sources:
     client: Client
     declared: Topology
     monitor_urls: str
-    lake: Path
+    lake: Place
     standing: Standing
     broker_url: str = ""
     broker_key: str = ""

@@ -273,7 +273,7 @@ class Watch:
     async def _look_at_lake(self) -> None:
         if await self._ask("lake", self.lake.look, LAKE_PATIENCE_S):
             if self.lake.told is None:
-                self.backends["lake"] = Backend("off", f"there is no lake in {self.lake.path}")
+                self.backends["lake"] = Backend("off", f"there is no lake in {self.lake.place}")
             self._put("pipeline", self.lake.told)
 
     # ---- what needs a person

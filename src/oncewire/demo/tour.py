@@ -15,7 +15,6 @@ import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from oncewire.broker.client import BrokerClient, Message, Worker
@@ -27,6 +26,7 @@ from oncewire.dlq.replay import Replay, ReplayOptions
 from oncewire.errors import Conflict, TimedOut
 from oncewire.gateway.client import GatewayClient
 from oncewire.jetstream import Client
+from oncewire.pipeline.lake.place import Place
 
 SQL = queries("oncewire.demo")
 TOPIC: Final = "tour-orders"
@@ -75,7 +75,7 @@ class Where:
     broker_url: str
     gateway_url: str
     console_url: str = ""
-    lake: Path | None = None
+    lake: Place | None = None
     """None where Spark cannot run."""
 
 
@@ -377,7 +377,7 @@ class Tour:
             await asyncio.sleep(POLL_S)
 
 
-def _silver_orders(lake: Path, tour: str) -> list[str]:
+def _silver_orders(lake: Place, tour: str) -> list[str]:
     """The orders of a tour in silver/runtime, read without Spark."""
     from oncewire.pipeline.tables import dataset, open_table
 

@@ -20,11 +20,9 @@ Which of two copies becomes the row does not depend on how batches were cut: the
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -36,6 +34,7 @@ from oncewire.pipeline import decode
 from oncewire.pipeline.families import KEY_BYTES, Families
 from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.log import SILVER_APP, Added, Lake, Version, is_partitioned
+from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.rules import Balance, Gap, Span, Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
@@ -62,7 +61,6 @@ BATCH_ROWS_MAX: Final = 400_000
 LOOKS_PER_CORE: Final = 2
 LOOK_HERE_ROWS: Final = 500_000
 """A table of so many rows the driver searches itself: that is done before the executors would have begun."""
-STAGING: Final = "_staging"
 
 
 def silver(frame: DataFrame, family: str, *, families: Families = ()) -> DataFrame:
@@ -164,8 +162,7 @@ class Silver:
         self._rows_max = rows_max
         self._whole_bytes_min = whole_bytes_min
         self._seen = -1
-        self._staging = lake.path / STAGING
-        shutil.rmtree(self._staging, ignore_errors=True)
+        lake.staging.remove()
 
     def step(self) -> Batch | None:
         """One batch; None when there is nothing new in bronze."""
@@ -204,14 +201,14 @@ class Silver:
         return taken
 
     def _run(self, first: int, last: int, versions: list[Version]) -> Batch:
-        staging = self._staging / str(last)
+        staging = self._lake.staging / str(last)
         prefix = f"{first:010d}-{last:010d}"
         plain = {name: self._lake.root(table) for name, table in SILVER.items() if not self._lake.is_partitioned(table)}
         work = DecodeFile(self._lake.root(BRONZE), str(staging), prefix, plain, self._whole_bytes_min, self._families)
         added = sorted((one for version in versions for one in version.added), key=place)
         self._lake.check_files(BRONZE, added)
         found = run_tasks(self._spark, work, [(at, one.path) for at, one in enumerate(added)])
-        handles = self._handles(found)
+        handles = self._handles(found, first, last)
         sorted_out = self._look(added, found, handles, last)
         written, counts, refused = self._write(prefix, found, sorted_out, handles)
         balances = balance(found, sorted_out, counts, refused)
@@ -219,24 +216,26 @@ class Silver:
             one.check()
         Balance("all", sum(one.rows for one in added), sum(one.rows_in for one in balances), 0, 0).check()
         self._commit(last, versions, added, found, written, handles)
-        self._note(Batch(first, last, balances))
+        self._note(Batch(first, last, balances), handles[BATCHES.name])
         self._clear(staging, found, sorted_out)
         return Batch(first, last, balances)
 
-    def _clear(self, staging: Path, found: Sequence[FileDecoded], sorted_out: dict[str, Sorted]) -> None:
+    def _clear(self, staging: Place, found: Sequence[FileDecoded], sorted_out: dict[str, Sorted]) -> None:
         """Remove what waited, also in files that hold too much and that no version names."""
-        shutil.rmtree(staging, ignore_errors=True)
+        staging.remove()
         for part in (part for one in found for part in one.parts):
             if part.written is not None and part.path in sorted_out[part.name].dropped:
-                Path(part.path).unlink(missing_ok=True)
+                place_of(part.path).remove()
 
-    def _handles(self, found: Sequence[FileDecoded]) -> dict[str, DeltaTable]:
+    def _handles(self, found: Sequence[FileDecoded], first: int, last: int) -> dict[str, DeltaTable]:
         """The tables that the batch touches, each read and committed through one handle: nobody comes between."""
         names = {part.name for one in found for part in one.parts} - {QUARANTINE.name}
-        return {name: self._lake.open(SILVER[name]) for name in sorted(names)} | {
-            QUARANTINE.name: self._lake.open(QUARANTINE),
-            GAPS.name: self._lake.open(GAPS),
-        }
+        tables = {name: SILVER[name] for name in sorted(names)}
+        tables |= {table.name: table for table in (QUARANTINE, GAPS, BATCHES)}
+        handles = {name: self._lake.open(table) for name, table in tables.items()}
+        for name, handle in handles.items():
+            rules.check_begun(name, first, last, handle.transaction_version(SILVER_APP))
+        return handles
 
     def _has(self, handle: DeltaTable, last: int) -> bool:
         version = handle.transaction_version(SILVER_APP)
@@ -268,7 +267,7 @@ class Silver:
         """The table's files as they were before this batch, and how many rows they have."""
         before = handle
         while self._has(before, last):
-            before = DeltaTable(self._lake.root(SILVER[name]), version=before.version() - 1)
+            before = (self._lake.place / SILVER[name].name).delta(before.version() - 1)
         adds = pa.table(before.get_add_actions(flatten=True))
         if not adds.num_rows:
             return (), 0
@@ -353,8 +352,9 @@ class Silver:
                 table = QUARANTINE if name == QUARANTINE.name else SILVER[name]
                 self._lake.commit(handles[name], table, written[name], SILVER_APP, last)
 
-    def _note(self, batch: Batch) -> None:
-        handle = self._lake.open(BATCHES)
+    def _note(self, batch: Batch, handle: DeltaTable) -> None:
+        if self._has(handle, batch.last_version):
+            return
         made = self._written(BATCHES, batch.last_version, balance_rows(batch, datetime.now(UTC)))
         self._lake.commit(handle, BATCHES, made, SILVER_APP, batch.last_version)
 

@@ -36,7 +36,7 @@ class Watch:
         self._tables = standing.tables(self._lake)
         bronze = self._lake.open(BRONZE).version() if self._lake.exists(BRONZE) else -1
         self._silver_behind = max(0, bronze - standing.silver_has(self._lake))
-        verdict = next(iter(last_verdicts(self._lake.path)), None)
+        verdict = next(iter(last_verdicts(self._lake.place)), None)
         self._audit = (verdict.is_good, verdict.at_ms / 1000) if verdict else None
 
     def collect(self, page: Page) -> None:

@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from oncewire import errors
 from oncewire.contracts.topics import Bears
-from oncewire.errors import Corrupt, NotFound, OncewireError, Refused, Unavailable
+from oncewire.errors import (
+    AuthenticationFailed,
+    Conflict,
+    Corrupt,
+    NotFound,
+    OncewireError,
+    PermissionDenied,
+    Refused,
+    Unavailable,
+)
 from oncewire.pipeline import checkpoints
 from oncewire.pipeline import options as given
 from oncewire.pipeline.lake.log import Lake, is_partitioned
@@ -165,7 +174,7 @@ class Reading:
         if facts.retention == "workqueue":
             raise Refused(f"stream {self.stream} is a work queue, which nobody else can read")
         self._has_limits = facts.has_subject_limits
-        checkpoint, begins_at = checkpoints.usable(self._lake.path, self.stream, self._reached())
+        checkpoint, begins_at = checkpoints.usable(self._lake.beside, self.stream, self._reached())
         self._query = self._start(checkpoint, begins_at, is_once)
         self.state, self.error = State.READING, None
 
@@ -215,7 +224,7 @@ class Reading:
             self.state = State.DONE if is_once else State.WAITING
             return
         found = failure(str(error), self._landing.error if self._landing else None)
-        if isinstance(found, Unavailable):
+        if isinstance(found, Unavailable | Conflict):  # the position says at the next try whether it is there
             self._failed(found, now)
         else:
             self.state, self.error = State.STOPPED, found
@@ -251,6 +260,8 @@ def failure(text: str, kept: Exception | None) -> OncewireError:
     name, message = told[-1] if told else ("", "")
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, Corrupt | Refused) and not issubclass(kind, NotFound):
+        if issubclass(kind, AuthenticationFailed | PermissionDenied):
+            return kind(message.strip(), hint="Every node needs the credentials in its environment.")
         branch = Corrupt if issubclass(kind, Corrupt) else Refused
         return branch(message.strip(), hint="To go on behind a loss: `oncewire pipeline run --accept-loss STREAM`.")
     last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "the query ended")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.errors import OncewireError, Unavailable
+from oncewire.errors import Conflict, OncewireError, Unavailable
 from oncewire.pipeline.deriving import Batch, Silver
 from oncewire.pipeline.families import Families
 from oncewire.pipeline.gold.refresh import Gold
@@ -76,7 +76,7 @@ class Pipeline:
     def once(self, stop: threading.Event) -> None:
         """Everything that is there now: bronze, then silver, then gold, then the keeping. Where much waits for silver
         it begins earlier, since bronze mostly waits for the server."""
-        self._lake.check_partitions(BRONZE)
+        self._check()
         try:
             waiting = list(self.readings)
             running: list[Reading] = []
@@ -94,10 +94,12 @@ class Pipeline:
         finally:
             self._finish()
         self.derive_all(stop)
-        if not stop.is_set():
-            if self._gold is not None:
-                self._gold.refresh(self.silver_has)
-            self._keeper.keep(self.silver_has)
+        while not (stop.is_set() or self._finished(stop)):
+            pass
+
+    def _check(self) -> None:
+        self._lake.check_partitions(BRONZE)
+        self._lake.prove()
 
     def _topics_once(self, stop: threading.Event) -> None:
         """The topics as they are now."""
@@ -123,7 +125,7 @@ class Pipeline:
 
     def run(self, stop: threading.Event) -> None:
         """Until asked to stop."""
-        self._lake.check_partitions(BRONZE)
+        self._check()
         try:
             while not stop.is_set():
                 for reading in self.readings:
@@ -132,9 +134,7 @@ class Pipeline:
                     self.topics.look()
                 self._note()
                 if not self._derive(stop):
-                    if self._gold is not None:
-                        self._gold.refresh_sometimes(self.silver_has)
-                    self._keeper.keep_sometimes(self.silver_has, time.monotonic())
+                    self._look_after(stop)
                     stop.wait(TICK_S)
         finally:
             self._finish()
@@ -154,15 +154,8 @@ class Pipeline:
         before it is whole."""
         try:
             batch = self._silver.step()
-        except OncewireError:
-            raise
         except Exception as error:
-            found = failure(str(error), None)
-            self._failures += 1
-            if not isinstance(found, Unavailable) or self._failures > FAILURES_MAX:
-                raise found from error
-            log.warning("a batch of silver failed and is tried again: %s", found)
-            stop.wait(RETRY_S)
+            self._failed("a batch of silver", error, stop)
             return True
         self._failures = 0
         if batch is None:
@@ -176,6 +169,36 @@ class Pipeline:
         """What the streams brought to bronze since the start, and silver has not yet."""
         return sum(one.rows for one in self.readings) - self._derived_rows
 
+    def _finished(self, stop: threading.Event) -> bool:
+        """Gold and the keeping, at the end of a pass; whether they are done."""
+        try:
+            if self._gold is not None:
+                self._gold.refresh(self.silver_has)
+            self._keeper.keep(self.silver_has)
+        except Exception as error:
+            self._failed("what follows silver", error, stop)
+            return False
+        return True
+
+    def _look_after(self, stop: threading.Event) -> None:
+        """Gold and the keeping, where they are due."""
+        try:
+            if self._gold is not None:
+                self._gold.refresh_sometimes(self.silver_has)
+            self._keeper.keep_sometimes(self.silver_has, time.monotonic())
+        except Exception as error:
+            self._failed("what follows silver", error, stop)
+
+    def _failed(self, what: str, error: Exception, stop: threading.Event) -> None:
+        """Wait, if it may go well the next time: somebody is away, or came between, and the tables say then what is
+        still to be done. Else it is raised."""
+        found = error if isinstance(error, OncewireError) else failure(str(error), None)
+        self._failures += 1
+        if not isinstance(found, Unavailable | Conflict) or self._failures > FAILURES_MAX:
+            raise found from error
+        log.warning("%s failed and is tried again: %s", what, found)
+        stop.wait(RETRY_S)
+
     def _note(self) -> None:
         """Tell, and write down for `status`, how the streams stand, when it has changed."""
         states = {one.stream: one.shown() for one in self.readings}
@@ -187,7 +210,7 @@ class Pipeline:
                 self._tell(one)
         self._states, self._topics_shown = states, topics
         told = {"at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", "streams": states, "topics": topics}
-        hold.write_state(self._lake.path, told)
+        hold.write_state(self._lake.beside, told)
 
     def _finish(self) -> None:
         for reading in self.readings:

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from oncewire.pipeline import decode
 from oncewire.pipeline.columns import contents, fixed_width
 from oncewire.pipeline.decode import Wrong
 from oncewire.pipeline.families import KEY_BYTES, Families
 from oncewire.pipeline.lake import files, rules
+from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
@@ -91,11 +90,10 @@ class DecodeFile:
         return Staged(name, f"{root}/{written.path}", part.num_rows, part.nbytes, keys, digests, sequences, written)
 
     def _waiting(self, at: int, name: str, part: pa.Table) -> tuple[str, int, int]:
-        path = Path(self.staging) / f"{at}-{name}.arrow"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, part.schema) as writer:
+        path = f"{self.staging}/{at}-{name}.arrow"
+        with place_of(path).sink() as sink, pa.ipc.new_file(sink, part.schema) as writer:
             writer.write_table(part)
-        return str(path), part.num_rows, part.nbytes
+        return path, part.num_rows, part.nbytes
 
 
 def joined(values: pa.ChunkedArray) -> bytes:
@@ -107,14 +105,14 @@ def joined(values: pa.ChunkedArray) -> bytes:
 def read_staged(path: str, table: Table) -> pa.Table:
     if path.endswith(".parquet"):
         return read_file(path, table)
-    with pa.memory_map(path) as source:
+    with place_of(path).source() as source:
         return pa.ipc.open_file(source).read_all()
 
 
 def read_file(path: str, table: Table) -> pa.Table:
     """A file of a table, with the table's columns of today: those that it does not have are null, but for the date of a
     partitioned table, which is that of the stream's time."""
-    return conform(pq.ParquetFile(path).read(), table)
+    return conform(place_of(path).parquet().read(), table)
 
 
 def conform(rows: pa.Table, table: Table) -> pa.Table:
@@ -142,7 +140,7 @@ class Look:
         has_digest = any(column == "digest" for column, _ in SILVER[name].columns)
         found: dict[bytes, bytes] = {}
         for path in paths:
-            file = pq.ParquetFile(f"{root}/{path}")
+            file = place_of(f"{root}/{path}").parquet()
             is_there = pc.is_in(file.read(columns=["key"])["key"], value_set=wanted)
             if not pc.any(is_there).as_py():
                 continue

@@ -65,7 +65,7 @@ def reached(lake: Lake) -> dict[str, tuple[Lifetime, int]]:
 def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]:
     """Each declared stream, with what the pipeline last said about it."""
     far = reached(lake)
-    told: dict[str, Any] = hold.read_state(lake.path).get("streams", {})
+    told: dict[str, Any] = hold.read_state(lake.beside).get("streams", {})
     found = []
     facts = _facts(server, names)
     bronze = lake.open(BRONZE) if lake.exists(BRONZE) else None
@@ -74,7 +74,7 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
         at = far[name][1] if name in far else 0
         error, hint = state.get("error", ""), state.get("hint", "")
         try:
-            checkpoints.check(lake.path, name, at or None)
+            checkpoints.check(lake.beside, name, at or None)
         except Corrupt as lost:
             state, error, hint = {"state": "stopped"}, lost.message, lost.hint
         one = facts.get(name)
@@ -101,7 +101,7 @@ def topics(lake: Lake, server: Streams) -> TopicsStand:
     """How many the lake has read, deleted ones included, and how many are further than it."""
     known = high_water(lake.open(BRONZE)) if lake.exists(BRONZE) else {}
     far = {lifetime: last for lifetime, last in known.items() if lifetime[0].startswith(STREAM_PREFIXES)}
-    told: dict[str, Any] = hold.read_state(lake.path).get("topics") or {}
+    told: dict[str, Any] = hold.read_state(lake.beside).get("topics") or {}
     listed: int | None = None
     behind: int | None = None
     with suppress(Unavailable, Refused):
@@ -139,7 +139,7 @@ def begin_again(lake: Lake, stream: str, server: Streams) -> int:
     """
     far = reached(lake).get(stream)
     if far is None:
-        checkpoints.begin(lake.path, stream, 0)
+        checkpoints.begin(lake.beside, stream, 0)
         return 1
     lifetime, last = far
     facts = server.facts(stream)
@@ -155,5 +155,5 @@ def begin_again(lake: Lake, stream: str, server: Streams) -> int:
             f"stream {stream} ends at {facts.last}, and the lake has it up to {last}: it went back",
             hint="`oncewire agent apply --accept-loss` begins a new incarnation of it.",
         )
-    checkpoints.begin(lake.path, stream, last + 1)
+    checkpoints.begin(lake.beside, stream, last + 1)
     return last + 1

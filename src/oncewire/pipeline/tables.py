@@ -30,19 +30,20 @@ has the same schema as one that is not. A version of a table never changes: read
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import pyarrow as pa
 
 from oncewire.contracts.catalog import Family
-from oncewire.errors import InvalidSetting, NotFound
+from oncewire.errors import NotFound
 from oncewire.pipeline.gold.tables import GOLD
+from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from deltalake import DeltaTable
     from pyarrow.dataset import Dataset
@@ -355,31 +356,16 @@ _OWN: Final = (BRONZE, GAPS, QUARANTINE, TOPICS, BATCHES)
 TABLES: Final = {table.name: table for table in (*_OWN, *SILVER.values(), *GOLD.values())}
 
 
-def lake_folder(lake: str | Path) -> Path:
-    """Where a lake is: a path, or a `file:` URL. InvalidSetting for an object store."""
-    text = str(lake)
-    scheme, mark, rest = text.partition("://")
-    if not mark:
-        return Path(lake).expanduser().absolute()
-    if scheme == "file":
-        return Path(unquote(urlsplit(text).path))
-    raise InvalidSetting(
-        f"a lake is a folder, and {scheme}://{rest.partition('/')[0].rpartition('@')[2]} is none",
-        hint="Object stores are not supported. Use a disk, or a folder that all nodes mount.",
-    )
+def table_path(lake: str | Path | Place, name: str) -> str:
+    return str(place_of(lake) / name)
 
 
-def table_path(lake: str | Path, name: str) -> str:
-    return str(lake_folder(lake) / name)
-
-
-def open_table(lake: str | Path, name: str, version: int | None = None) -> DeltaTable:
+def open_table(lake: str | Path | Place, name: str, version: int | None = None) -> DeltaTable:
     """The table, at a version or the newest one."""
-    from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        return DeltaTable(table_path(lake, name), version=version)
+        return (place_of(lake) / name).delta(version)
     except TableNotFoundError:
         raise NotFound(
             f"the lake {lake} has no table {name}", hint="`oncewire pipeline run --once` makes the tables."
@@ -390,36 +376,51 @@ def dataset(table: DeltaTable) -> Dataset:
     """The rows of an opened table without Spark, its files read by Arrow itself. Delta's own reader calls back into
     Python from Arrow's threads, and a call that is under way when the process ends aborts it: a command that did its
     work would fail."""
-    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
-
-    return table.to_pyarrow_dataset(filesystem=SubTreeFileSystem(str(lake_folder(table.table_uri)), LocalFileSystem()))
+    return table.to_pyarrow_dataset(filesystem=place_of(table.table_uri).filesystem())
 
 
-def read_table(spark: SparkSession, lake: str | Path, name: str, version: int | None = None) -> DataFrame:
-    """A table in Spark by its list of files, without Delta's jars: the same rows for the same version."""
-    return read_files(spark, lake, name, open_table(lake, name, version))
+def read_table(
+    spark: SparkSession,
+    lake: str | Path | Place,
+    name: str,
+    version: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataFrame:
+    """A table in Spark by its list of files, without Delta's jars: the same rows for the same version.
+
+    Columns that are never asked for cost nothing in a folder, by themselves. In an object store they are read unless
+    `columns` names those that are wanted.
+    """
+    return read_files(spark, lake, name, open_table(lake, name, version), columns)
 
 
 def read_files(
-    spark: SparkSession, lake: str | Path, name: str, table: DeltaTable, files: Sequence[str] | None = None
+    spark: SparkSession,
+    lake: str | Path | Place,
+    name: str,
+    table: DeltaTable,
+    columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """These files of an opened table (paths below it), or all. Columns that a file does not have are null."""
+    """The rows of an opened table. Columns that a file does not have are null."""
     import json
 
     from pyspark.sql.types import StructType
 
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
-    root = table_path(lake, name)
-    paths = [f"{root}/{one}" for one in files] if files is not None else [local_path(uri) for uri in table.file_uris()]
-    if not paths:
+    if columns is not None:
+        schema = StructType([field for field in schema.fields if field.name in columns])
+    added = files_of(table)
+    if not added:
         return spark.createDataFrame([], schema).limit(0)  # so that Spark knows, and leaves out what is joined with it
-    return spark.read.schema(schema).option("basePath", root).parquet(*paths)
+    return (place_of(lake) / name).frame(spark, schema, added)
 
 
-def local_path(uri: str) -> str:
-    """A file's path as Spark takes it: delta-rs shows paths as URLs, with what is special in them escaped."""
-    parts = urlsplit(uri)
-    return unquote(parts.path) if parts.scheme == "file" else unquote(uri) if "%" in uri else uri
+def files_of(table: DeltaTable) -> dict[str, int]:
+    """The files of an opened table: paths below it, and how many rows each holds."""
+    added = pa.table(table.get_add_actions(flatten=True))
+    if not added.num_rows:
+        return {}
+    return dict(zip(map(unquote, added["path"].to_pylist()), added["num_records"].to_pylist(), strict=True))
 
 
 Lifetime = tuple[str, int, int]

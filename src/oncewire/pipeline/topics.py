@@ -413,8 +413,9 @@ class Topics:
 
     def _name(self, found: Sequence[Listed]) -> None:
         """See that the table of topics has these, before bronze has a row of them."""
-        if self._named is None:
-            rows = dataset(self._lake.open(TOPICS)).to_table(columns=["stream", "created_ns"]).to_pylist()
+        handle = self._lake.open(TOPICS)
+        if self._named is None or (handle.transaction_version(TOPICS_APP) or 0) != len(self._named):
+            rows = dataset(handle).to_table(columns=["stream", "created_ns"]).to_pylist()
             self._named = {(row["stream"], row["created_ns"]) for row in rows}
         new = [topic for topic in found if topic.lifetime[:2] not in self._named]
         if not new:
@@ -423,7 +424,7 @@ class Topics:
         rows = pa.Table.from_pylist([topic_row(topic, now) for topic in new], schema=TOPICS.schema)
         count = len(self._named) + len(new)
         made = list(files.write_files(self._lake.root(TOPICS), TOPICS, f"{count:010d}", rows, is_partitioned=False))
-        self._lake.commit(self._lake.open(TOPICS), TOPICS, made, TOPICS_APP, count)
+        self._lake.commit(handle, TOPICS, made, TOPICS_APP, count)
         self._named |= {topic.lifetime[:2] for topic in new}
 
 

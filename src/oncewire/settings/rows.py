@@ -184,7 +184,18 @@ class Settings:
         check=PORT,
     )
 
-    lake: str = setting("", "pipeline.lake", "ONCEWIRE_LAKE", "Folder of the lake; else `lake` in the data folder.")
+    lake: str = setting(
+        "",
+        "pipeline.lake",
+        "ONCEWIRE_LAKE",
+        "Where the lake is: a folder, or s3://bucket/prefix; else `lake` in the data folder.",
+    )
+    checkpoints: str = setting(
+        "",
+        "pipeline.checkpoints",
+        "ONCEWIRE_CHECKPOINTS",
+        "Folder for checkpoints and lock of lakes in object stores; else `lakes` in the data folder.",
+    )
     master: str = setting("local[*]", "pipeline.master", "ONCEWIRE_SPARK_MASTER", "Where Spark runs.")
     pipeline_trigger_ms: int = number(5_000, "pipeline.trigger_ms", "How often each stream is read.", 100, 3_600_000)
     pipeline_keep_every_s: int = number(600, "pipeline.keep_every_s", "How often files are put together.", 1, 2**31)

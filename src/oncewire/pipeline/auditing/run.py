@@ -20,7 +20,8 @@ from oncewire.pipeline.auditing.rules import Lifetime
 from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Stop, Verdict, read_verdict, write_verdict
 from oncewire.pipeline.families import Families
 from oncewire.pipeline.gold.tables import AUDITS
-from oncewire.pipeline.lake.log import SILVER_APP
+from oncewire.pipeline.lake.log import SILVER_APP, translated
+from oncewire.pipeline.lake.place import Place, place_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 FINDINGS_MAX: Final = 200
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
+_NARROW: Final = (*frames.PLACE, "sequence", "key", "digest", "msg_id")
 _DERIVED: Final = (tables.GAPS, tables.QUARANTINE, tables.TOPICS, *tables.SILVER.values())
 
 
 def audit(
     spark: SparkSession,
-    lake: str | Path,
+    lake: str | Path | Place,
     *,
     families: Families = (),
     group_idle_ms: int = settlements.IDLE_MS,
@@ -46,7 +48,7 @@ def audit(
     versions = _versions(lake, now.version())
     then = tables.open_table(lake, "bronze", versions["bronze"])
     cut, newest = tables.high_water(then), tables.high_water(now)
-    found = {name: tables.read_table(spark, lake, name, version) for name, version in versions.items()}
+    found = {name: tables.read_table(spark, lake, name, at, _columns(name)) for name, at in versions.items()}
     with ExitStack() as stack:
         chains, results = _results(stack, found, cut, families, group_idle_ms)
         counts = _counts(results)
@@ -71,7 +73,12 @@ def audit(
     )
 
 
-def _versions(lake: str | Path, bronze: int) -> dict[str, int]:
+def _columns(name: str) -> tuple[str, ...] | None:
+    """Of silver the narrow ones are compared."""
+    return _NARROW if name.startswith("silver/") else None
+
+
+def _versions(lake: str | Path | Place, bronze: int) -> dict[str, int]:
     """Versions that belong together: bronze as far as silver has taken it in. The tables that are derived from it may
     be a batch ahead, which says nothing about what lies below."""
     batches = _open(lake, tables.BATCHES.name)
@@ -84,7 +91,7 @@ def _versions(lake: str | Path, bronze: int) -> dict[str, int]:
     }
 
 
-def _open(lake: str | Path, name: str) -> Any:
+def _open(lake: str | Path | Place, name: str) -> Any:
     try:
         return tables.open_table(lake, name)
     except NotFound:
@@ -164,7 +171,7 @@ def _findings(results: DataFrame, what: str, limit: int) -> list[Finding]:
 # ---- kept verdicts
 
 
-def keep_verdict(lake: str | Path, verdict: Verdict) -> None:
+def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> None:
     """One more row of gold/audits."""
     import pyarrow as pa
     from deltalake import write_deltalake
@@ -178,10 +185,13 @@ def keep_verdict(lake: str | Path, verdict: Verdict) -> None:
         "took_s": verdict.took_s,
         "verdict": write_verdict(verdict).decode(),
     }
-    write_deltalake(tables.table_path(lake, AUDITS.name), pa.Table.from_pylist([row], AUDITS.schema), mode="append")
+    place = place_of(lake) / AUDITS.name
+    with translated(AUDITS.name):
+        rows = pa.Table.from_pylist([row], AUDITS.schema)
+        write_deltalake(str(place), rows, mode="append", storage_options=place.options)
 
 
-def last_verdicts(lake: str | Path, count: int = 1) -> list[Verdict]:
+def last_verdicts(lake: str | Path | Place, count: int = 1) -> list[Verdict]:
     """The newest ones that are kept, the newest first; none when nothing was audited yet."""
     table = _open(lake, AUDITS.name)
     if table is None:

@@ -78,7 +78,8 @@ class Gold:
         return -1 if found is None else found
 
     def _read(self, table: Table) -> DataFrame:
-        return tables.read_files(self._spark, self._lake.path, table.name, self._lake.open(table))
+        columns = [name for name, _ in table.columns if name not in _WIDE or (table.name, name) == _METERED]
+        return tables.read_files(self._spark, self._lake.place, table.name, self._lake.open(table), columns)
 
     def _replace(self, table: Table, frame: DataFrame, silver_has: int) -> None:
         handle = self._lake.open(table)
@@ -90,6 +91,9 @@ class Gold:
             newest.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 
 
+_WIDE: Final = ("payload", "body")
+_METERED: Final = ("silver/message", "payload")
+"""Columns that gold does not read, but for the one that usage is in."""
 _DERIVED: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, USAGE, RUNS, STEPS, THROUGHPUT, OUTCOMES)
 
 

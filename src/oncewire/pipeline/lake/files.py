@@ -2,17 +2,15 @@
 
 A file's name is made of its range and its bytes: a batch that is run again writes the same files under the same names,
 and a straggler of an earlier attempt can never change a file that is committed. What nobody commits is an orphan that
-vacuum removes. A file is whole and synced before its name exists.
+vacuum removes. A file is whole and durable before its name exists.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from oncewire.files import sync_folder
+from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Closed, Written
 from oncewire.pipeline.lake.table import Table
 
@@ -57,7 +55,7 @@ def write_file(root: str, prefix: str, day: str, rows: pa.Table, has_runs: bool)
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
     folder = f"date={day}/" if day else ""
     path = f"{folder}{prefix}-{digest}.parquet"
-    store(Path(root) / path, content)
+    (place_of(root) / path).store(content)
     runs = tuple(runs_of(rows["sequence"])) if has_runs else ()
     return Written(path, len(content), rows.num_rows, statistics(rows), day, runs)
 
@@ -91,22 +89,6 @@ def leaves(schema: pa.Schema) -> Iterator[str]:
 
     for field in schema:
         yield from below(field.name, field.type)
-
-
-def store(path: Path, content: memoryview | bytes) -> None:
-    """The file under its name, whole and synced, its name too. One that stands there already is left as it is, but
-    whoever wrote it may have died before its name was synced."""
-    if not (path.exists() and path.stat().st_size == len(content)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        begun = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-        with begun.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        begun.replace(path)
-    sync_folder(path.parent)
-    if path.parent.name.startswith("date="):
-        sync_folder(path.parent.parent)
 
 
 def statistics(rows: pa.Table) -> str:

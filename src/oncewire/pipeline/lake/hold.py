@@ -23,8 +23,8 @@ STATE: Final = "_state.json"
 
 
 @contextmanager
-def held(lake: Path, *, what: str, since: str) -> Iterator[None]:
-    """Hold the lake. Conflict names who does."""
+def held(lake: Path, *, what: str, since: str, name: object = "") -> Iterator[None]:
+    """Hold the lake, by a lock in its folder or in the one beside it (`name` is its own). Conflict names who does."""
     lake.mkdir(parents=True, exist_ok=True)
     handle = os.open(lake / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -32,7 +32,7 @@ def held(lake: Path, *, what: str, since: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Conflict(
-                f"the lake {lake} is held by {shown(holder(lake))}",
+                f"the lake {name or lake} is held by {shown(holder(lake))}",
                 hint="One pipeline at a time works on a lake. Stop that one, or let it do the work.",
             ) from None
         text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "what": what, "since": since})

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Added, Lake
+from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
@@ -62,6 +63,7 @@ class Keeper:
                 continue
             self._compact(table, handle)
             self._lake.clear(table, self._keeping.retention_hours)
+        self._lake.clear_staging(self._keeping.retention_hours)
 
     def _is_behind(self, handle: DeltaTable, silver_has: int) -> bool:
         return any(one.added for one in self._lake.versions(BRONZE, silver_has, handle.version()))
@@ -121,12 +123,10 @@ class Rewrite:
 
 def rewrite(item: Rewrite) -> list[Written]:
     """On an executor: the rows of some files as one."""
-    import pyarrow.parquet as pq
-
     table = TABLES[item.name]
     day = item.paths[0].split("/")[0].removeprefix("date=") if item.paths[0].startswith("date=") else ""
     columns = [(name, kind) for name, kind in table.columns if not (day and name == "date")]
-    parts = [_conformed(pq.ParquetFile(f"{item.root}/{path}").read(), columns) for path in item.paths]
+    parts = [_conformed((place_of(item.root) / path).parquet().read(), columns) for path in item.paths]
     rows = pa.concat_tables(parts)
     order = [name for name in ("stream", "created_ns", "incarnation", "sequence") if name in rows.column_names]
     rows = rows.sort_by([(name, "ascending") for name in order]) if order else rows

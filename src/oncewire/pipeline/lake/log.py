@@ -7,28 +7,35 @@ process committed in between makes the commit fail, and nothing stands twice. A 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from pyarrow.fs import FileSelector
 
-from oncewire.errors import Conflict, Corrupt, InvalidSetting, Unavailable
-from oncewire.files import sync_folder
+from oncewire.errors import Conflict, Corrupt, InvalidSetting, Refused, Unavailable
+from oncewire.pipeline.lake.bucket import refusal
+from oncewire.pipeline.lake.folder import LOG
+from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
-from oncewire.pipeline.tables import lake_folder, table_path
+from oncewire.pipeline.tables import files_of
 
 COMMIT_RETRIES_MAX: Final = 20
+STAGING: Final = "_staging"
 FACTS: Final = "oncewire"
 """Under this name a commit carries facts of our own."""
 SILVER_APP: Final = "silver"
@@ -65,19 +72,51 @@ class Version:
 
 
 class Lake:
-    """A folder of tables. `partition_by` counts when a table is made."""
+    """The tables of one place. `partition_by` counts when a table is made; `checkpoints` is a folder for what belongs
+    beside lakes in object stores."""
 
-    def __init__(self, path: str | Path, *, partition_by: str = "") -> None:
-        self.path = lake_folder(path)
+    def __init__(self, place: str | Path | Place, *, partition_by: str = "", checkpoints: Path | None = None) -> None:
+        self.place = place_of(place)
         self.partition_by = partition_by
+        self._checkpoints = checkpoints
         self._removing = threading.Lock()
         """Held while files are committed, and while those that no version names are removed."""
 
+    @property
+    def beside(self) -> Path:
+        """The folder of lock, state and checkpoints: that of the lake, where it is one."""
+        return self.place.beside(self._checkpoints)
+
+    @property
+    def staging(self) -> Place:
+        """What this driver puts down for a while. Another one's batch may be cut otherwise, under the same numbers."""
+        return self.place / self._mine
+
+    @property
+    def _mine(self) -> str:
+        who = f"{socket.gethostname()} {self.beside}".encode()
+        return f"{STAGING}/{hashlib.blake2b(who, digest_size=6).hexdigest()}"
+
+    def prove(self) -> None:
+        """Refused where two may commit one version: then nothing keeps two pipelines from overwriting each other."""
+        table = Table(f"{self._mine}/proof-{os.urandom(4).hex()}", (("nothing", pa.int64()),), (), "nothing")
+        try:
+            one, other = self.open(table), self.open(table)
+            self._write(one, table, [], [Transaction("proof", 1)], {})
+            with suppress(Conflict):
+                self._write(other, table, [], [Transaction("proof", 1)], {})
+                raise Refused(
+                    f"{self.place} lets two pipelines commit one version of a table, each over the other",
+                    hint="An object store must honour If-None-Match on PUT, a disk must keep a name that is taken.",
+                )
+        finally:
+            (self.place / table.name).remove()
+
     def root(self, table: Table) -> str:
-        return table_path(self.path, table.name)
+        return str(self.place / table.name)
 
     def exists(self, table: Table) -> bool:
-        return (Path(self.root(table)) / "_delta_log").is_dir()
+        return (self.place / table.name).has_table
 
     def open(self, table: Table) -> DeltaTable:
         """The newest version of a table, which is made, or given the columns that it lacks, if need be."""
@@ -90,7 +129,7 @@ class Lake:
 
     def _found(self, table: Table) -> DeltaTable | None:
         try:
-            return DeltaTable(self.root(table))
+            return (self.place / table.name).delta()
         except TableNotFoundError:
             return None
 
@@ -103,25 +142,23 @@ class Lake:
             first = found.version() + 1
             found.alter.add_columns([field for field in wanted.fields if field.name in missing])
             self._sync_log(table, first)
-            found = DeltaTable(self.root(table))
+            found = (self.place / table.name).delta()
         return found
 
     def _make(self, table: Table) -> DeltaTable:
         by = ["date"] if self.partition_by and table.is_dated else None
-        root = Path(self.root(table))
-        root.mkdir(parents=True, exist_ok=True)
+        place = self.place / table.name
+        place.make()
         made = DeltaTable.create(
-            self.root(table),
+            str(place),
             schema=Schema.from_arrow(table.schema),
             mode="ignore",
             partition_by=by,
             configuration=_CONFIGURATION,
+            storage_options=place.options,
         )
         self._sync_log(table, 0)
-        for folder in (root, *root.parents):
-            sync_folder(folder)
-            if folder == self.path.parent:
-                break
+        place.sync_made(self.place)
         return made
 
     def is_partitioned(self, table: Table) -> bool:
@@ -132,7 +169,7 @@ class Lake:
         """A table stays as it was made: the flag cannot change it afterwards."""
         if self.partition_by and self.exists(table) and not is_partitioned(self.open(table)):
             raise InvalidSetting(
-                f"the lake {self.path} is not partitioned, and --partition-by cannot change that",
+                f"the lake {self.place} is not partitioned, and --partition-by cannot change that",
                 hint="Leave the flag out, or begin another lake.",
             )
 
@@ -169,16 +206,26 @@ class Lake:
             for one in written
         ]
         with self._removing:
-            if gone := [one.path for one in written if not Path(self.root(table), one.path).exists()]:
+            if gone := (self.place / table.name).gone([one.path for one in written]):
                 raise Unavailable(f"the file {gone[0]} of the table {table.name} was removed before it was committed")
             self._write(handle, table, adds, [Transaction(app, at) for app, at in moved.items()], facts or {})
 
     def clear(self, table: Table, retention_hours: int) -> None:
         """Remove the files that no version within the retention names, and log entries that nobody needs."""
         with self._removing, translated(table.name):
-            handle = DeltaTable(self.root(table))
+            handle = (self.place / table.name).delta()
             handle.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.cleanup_metadata()
+
+    def clear_staging(self, retention_hours: int) -> None:
+        """Remove what a driver that never came back had put down."""
+        below = self.place.filesystem()
+        oldest_ns = time.time_ns() - retention_hours * 3_600_000_000_000
+        with translated(STAGING):
+            found = below.get_file_info(FileSelector(STAGING, allow_not_found=True, recursive=True))
+            for one in found:
+                if one.is_file and one.mtime_ns < oldest_ns:
+                    below.delete_file(one.path)
 
     def replace(self, handle: DeltaTable, table: Table, written: Sequence[Written], app: str, version: int) -> None:
         """Put files in the place of all that the table held, and move the transaction id, in one version."""
@@ -187,7 +234,10 @@ class Lake:
         self._write(handle, table, adds, [Transaction(app, version)], {}, mode="overwrite")
 
     def rewrite(self, handle: DeltaTable, table: Table, old: Sequence[Added], new: Sequence[Written]) -> None:
-        """Put files in the place of others that hold the same rows."""
+        """Put files in the place of others that hold the same rows. Conflict: somebody else did so already, and they
+        would stand beside those."""
+        if gone := {one.path for one in old} - files_of(handle).keys():
+            raise _overtaken(table.name, f"the file {min(gone)} is no longer part of it")
         now_ms = time.time_ns() // 1_000_000
         actions: list[Any] = [
             AddAction(one.path, one.size_bytes, {"date": one.date} if one.date else {}, now_ms, False, one.stats)
@@ -223,22 +273,15 @@ class Lake:
         self._sync_log(table, before + 1)
 
     def _sync_log(self, table: Table, first: int) -> None:
-        """A commit is promised once it is on disk, names included."""
-        log = Path(self.root(table)) / "_delta_log"
-        number = first
-        while (entry := log / f"{number:020d}.json").exists():
-            with entry.open("rb") as file:
-                os.fsync(file.fileno())
-            number += 1
-        sync_folder(log)
+        """A commit is promised once it is durable, names included."""
+        (self.place / table.name).sync_log(first)
 
     def versions(self, table: Table, after: int, last: int) -> Iterator[Version]:
         """What came with each version behind `after`, up to `last`, in order."""
-        log = Path(self.root(table)) / "_delta_log"
         for number in range(after + 1, last + 1):
-            entry = log / f"{number:020d}.json"
+            entry = self.place / f"{table.name}/{LOG}/{number:020d}.json"
             try:
-                lines = entry.read_text("utf-8").splitlines()
+                lines = entry.read().decode().splitlines()
             except FileNotFoundError:
                 raise Corrupt(
                     f"version {number} of the table {table.name} is no longer in its log: {entry}", hint=_LATE
@@ -247,8 +290,7 @@ class Lake:
 
     def check_files(self, table: Table, added: Sequence[Added]) -> None:
         """Corrupt when a file that a version brought is gone: housekeeping has put it together with others."""
-        root = Path(self.root(table))
-        if gone := [one.path for one in added if not (root / one.path).exists()]:
+        if gone := (self.place / table.name).gone([one.path for one in added]):
             raise Corrupt(f"the file {gone[0]} of the table {table.name} is no longer there", hint=_LATE)
 
 
@@ -276,17 +318,21 @@ def is_partitioned(handle: DeltaTable) -> bool:
     return bool(handle.metadata().partition_columns)
 
 
+def _overtaken(name: str, why: str) -> Conflict:
+    return Conflict(
+        f"another process has written to the table {name} meanwhile: {why}",
+        hint="Only one pipeline may run on a lake. `oncewire pipeline status` says which one holds it.",
+    )
+
+
 @contextmanager
 def translated(name: str) -> Iterator[None]:
     """delta-rs's errors in our tree, in one place."""
     try:
         yield
     except CommitFailedError as error:
-        raise Conflict(
-            f"another process has written to the table {name} meanwhile: {error}",
-            hint="Only one pipeline may run on a lake. `oncewire pipeline status` says which one holds it.",
-        ) from None
+        raise _overtaken(name, str(error)) from None
     except DeltaError as error:
         raise Corrupt(f"the table {name} cannot be used: {error}") from None
     except OSError as error:
-        raise Unavailable(f"the table {name} cannot be reached: {error}") from None
+        raise refusal(f"the table {name}", str(error)) from None

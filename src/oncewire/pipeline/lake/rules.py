@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from oncewire.errors import Corrupt
+from oncewire.errors import Conflict, Corrupt
 from oncewire.pipeline.tables import Lifetime
 
 Closed = tuple[int, int]
@@ -154,6 +154,17 @@ class Balance:
                 f"{self.rows_out} out, {self.duplicates} duplicates, {self.quarantined} to quarantine",
                 hint="Nothing of it was committed. This is a bug: please report it.",
             )
+
+
+def check_begun(name: str, first: int, last: int, reached: int | None) -> None:
+    """Conflict when a table stands where no batch of ours left it: another pipeline derives silver too, and by another
+    cut of bronze's versions, so that rows would come twice. That it has just this batch is fine: it is the same."""
+    if reached is not None and first <= reached != last:
+        raise Conflict(
+            f"the table {name} has version {reached} of bronze, and versions {first} to {last} are at hand: "
+            "another pipeline works on this lake",
+            hint="Only one pipeline may run on a lake. Stop one of them.",
+        )
 
 
 def next_target(begun: Iterable[int], newest: int) -> int:

@@ -14,6 +14,7 @@ from oncewire.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing.run import last_verdicts
 from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, THROUGHPUT, USAGE
+from oncewire.pipeline.lake.place import Place
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.report import rules
 from oncewire.pipeline.report.rules import Content, Lineage
@@ -23,7 +24,7 @@ VERDICTS_MAX: Final = 30
 DAYS: Final = 7
 
 
-def content(lake: str | Path, made_at: datetime, *, run: str = "", days: int = DAYS) -> Content:
+def content(lake: str | Path | Place, made_at: datetime, *, run: str = "", days: int = DAYS) -> Content:
     """All that the page shows: the last days that the lake knows, and one run (the one given, or the longest of them
     all)."""
     health = rows(lake, HEALTH)
@@ -52,12 +53,12 @@ def content(lake: str | Path, made_at: datetime, *, run: str = "", days: int = D
     )
 
 
-def rows(lake: str | Path, table: Table) -> list[dict[str, Any]]:
+def rows(lake: str | Path | Place, table: Table) -> list[dict[str, Any]]:
     """All rows of a small table; none when there is no such table yet."""
     return [row for batch in _batches(lake, table) for row in batch.to_pylist()]
 
 
-def _batches(lake: str | Path, table: Table, where: Any = None) -> Iterator[Any]:
+def _batches(lake: str | Path | Place, table: Table, where: Any = None) -> Iterator[Any]:
     try:
         opened = tables.open_table(lake, table.name)
     except NotFound:
@@ -67,7 +68,7 @@ def _batches(lake: str | Path, table: Table, where: Any = None) -> Iterator[Any]
         yield from [batch] if where is None else pa.Table.from_batches([batch]).filter(where).to_batches()
 
 
-def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
+def _lineage(lake: str | Path | Place, wanted: str) -> tuple[Lineage | None, int]:
     """The run to show, and how many there are with more than one step."""
     import pyarrow.compute as pc
 
@@ -90,7 +91,7 @@ def _lineage(lake: str | Path, wanted: str) -> tuple[Lineage | None, int]:
     return Lineage(run, in_order(steps)[: rules.STEPS_SHOWN]), count
 
 
-def newest_runs(lake: str | Path, most: int) -> list[dict[str, Any]]:
+def newest_runs(lake: str | Path | Place, most: int) -> list[dict[str, Any]]:
     """Those with more than one step that began last, the newest first."""
     import pyarrow.compute as pc
 
@@ -98,7 +99,7 @@ def newest_runs(lake: str | Path, most: int) -> list[dict[str, Any]]:
     return heapq.nlargest(most, found, key=lambda row: row["started_at"])
 
 
-def one_run(lake: str | Path, run: str, tenant: str) -> Lineage:
+def one_run(lake: str | Path | Place, run: str, tenant: str) -> Lineage:
     """One run with all its steps, each behind its parent."""
     import pyarrow.compute as pc
 
