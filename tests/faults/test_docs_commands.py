@@ -99,6 +99,7 @@ def here(command: str, folder: Path, up: Up) -> str:
         r"(?<==)operator\.nk": str(keys / "operator.nk"),
         r"\bSTREAM\b": "MESHFORGE_EVENTS",
         r"--master \S+ --lake \S+": f"--lake {folder / 'other-lake'}",
+        r"--lake s3://\S+": f"--lake {folder / 'store-lake'}",  # tests/faults/test_lake_store.py types it
         r"--env prod": "--env dev",  # one server keeps one copy
         r"^scripts/": f"{ROOT}/scripts/",
     }.items():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from oncewire.contracts import blocks, encode_message, ids, new_message, runtime
-from oncewire.errors import Corrupt
+from oncewire.errors import Conflict, Corrupt
 from oncewire.pipeline import decode
 from oncewire.pipeline.deriving import Sorted, sort_out
 from oncewire.pipeline.families import silver_name
@@ -339,3 +340,14 @@ def test_every_table_says_its_keys_and_grain() -> None:
         assert set(table.keys) <= set(columns), name
         assert len(columns) == len(set(columns)), name
         assert table.grain
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_refused"), [(None, False), (2, False), (7, False), (3, True), (5, True), (8, True)]
+)
+def test_a_batch_of_silver_is_refused_where_a_table_stands_at_another_cut(
+    reached: int | None, is_refused: bool
+) -> None:
+    """Versions 3 to 7 of bronze are at hand. That a table has just these is what a kill leaves behind."""
+    with pytest.raises(Conflict, match="another pipeline works on this lake") if is_refused else nullcontext():
+        rules.check_begun("quarantine", 3, 7, reached)
