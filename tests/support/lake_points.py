@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,8 +87,10 @@ def _gate() -> Gate:
     return Gate(Path(os.environ[GATE]))
 
 
-def _stop_in_files(step: str) -> None:
-    """From now on this worker stops inside the files that it writes. In an object store there is no half of one."""
+@contextmanager
+def _stopping_in_files(step: str) -> Iterator[Gate]:
+    """Within it this worker stops inside the files that it writes, not in those of a task that it has next, such as
+    compaction. In an object store there is no half of one."""
     gate = _gate()
 
     def store(place: Folder, content: memoryview | bytes) -> None:
@@ -107,6 +110,11 @@ def _stop_in_files(step: str) -> None:
 
     Folder.store = store  # type: ignore[method-assign]
     Bucket.store = put  # type: ignore[method-assign]
+    try:
+        yield gate
+    finally:
+        Folder.store = _STORE  # type: ignore[method-assign]
+        Bucket.store = _PUT  # type: ignore[method-assign]
 
 
 _STORE = Folder.store
@@ -117,22 +125,22 @@ class StoppingLandRange(LandRange):
     """LandRange, with seams."""
 
     def land(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        _stop_in_files("land")
-        _gate().pass_by("land:begun")
-        return super().land(batches)
+        with _stopping_in_files("land") as gate:
+            gate.pass_by("land:begun")
+            yield from super().land(batches)
 
 
 class StoppingDecodeFile(DecodeFile):
     """DecodeFile, with seams."""
 
     def __call__(self, item: tuple[int, str]) -> FileDecoded:
-        _stop_in_files("derive")
-        return super().__call__(item)
+        with _stopping_in_files("derive"):
+            return super().__call__(item)
 
 
 def stopping_write_item(item: WriteItem) -> Any:
-    _stop_in_files("derive")
-    return write_item(item)
+    with _stopping_in_files("derive"):
+        return write_item(item)
 
 
 # ---- in the driver

@@ -142,7 +142,8 @@ def has_half(table: Path) -> bool:
 
 
 def is_staged(lake: Path) -> bool:
-    return any((lake / "_staging").glob("*/*"))
+    """Rows of silver wait, below the lake or in a file of their table."""
+    return any((lake / "_staging").glob("*/*")) or bool(uncommitted(lake / "silver" / "runtime"))
 
 
 def always(_: Path) -> bool:
@@ -157,10 +158,10 @@ IS_THERE: dict[str, Callable[[Path], bool]] = {
     "land:listed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
     "land:committed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
     "derive:staged": is_staged,
-    "derive:half": lambda lake: (
-        is_staged(lake) and (has_half(lake / "silver" / "runtime") or has_half(lake / "quarantine"))
-    ),
+    "derive:half": lambda lake: has_half(lake / "silver" / "runtime") or has_half(lake / "quarantine"),
     "derive:written": lambda lake: is_staged(lake) and bool(uncommitted(lake / "silver" / "runtime")),
-    "derive:one": lambda lake: is_staged(lake) and not uncommitted(lake / "silver" / "runtime"),
+    "derive:one": lambda lake: (
+        is_staged(lake) and all("-of-" in one for one in uncommitted(lake / "silver" / "runtime"))
+    ),
     "derive:noted": is_staged,
 }
