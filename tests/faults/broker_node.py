@@ -23,7 +23,10 @@ from oncewire.contracts.records import Acked
 from oncewire.settings import resolve
 
 LATE_S = 0.05
-STEPS = ("lease", "fence", "replay", "taken", "open", "confirmed", "letter", "snapshot", "release")
+STEPS = (
+    "entry", "unlisted", "cleared", "lease", "fence", "replay", "taken", "open", "stored", "recorded", "kept", "reread",
+    "letter", "snapshot", "release",
+)  # fmt: skip
 
 
 def killed_at(step: str, count: int) -> Callable[[str], None]:
@@ -34,6 +37,7 @@ def killed_at(step: str, count: int) -> Callable[[str], None]:
         if name == step:
             left -= 1
             if left == 0:
+                print(json.dumps({"dies_at": name}), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(60)
 

@@ -1,4 +1,7 @@
-"""Nodes of the broker killed at every named step, twenty times each, and a cluster whose leader is killed."""
+"""Nodes of the broker killed at every named step, twenty times each, and a cluster whose leader is killed.
+
+A node says at which step it dies before it kills itself: a kill that landed elsewhere, or nowhere, does not count.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,24 @@ from collections.abc import Iterator
 
 import pytest
 
+from oncewire.broker.client import BrokerClient
+from oncewire.contracts import topics
+from oncewire.errors import OncewireError, Unavailable
+from oncewire.jetstream import connect
 from tests.faults.broker_node import MUTATIONS, STEPS
-from tests.support.brokernodes import NodeProcess, Witness
+from tests.support.brokernodes import GROUP, NodeProcess, Proxy, Witness
 from tests.support.nats import Cluster, NatsServer, nats_cluster, nats_server
+from tests.support.wait import until_async
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1_800)]
 
 LEASE_MS = 500
 TIMES = 20
 DIES_S = 20.0
+BREAK_S = 0.5
+BRIEF_S = 2.0
+MANY = {"stored": 40, "recorded": 40}
+"""Steps that come at every commit: the kill lands at any of so many."""
 
 
 @pytest.fixture
@@ -27,48 +39,107 @@ def server() -> Iterator[NatsServer]:
         yield one
 
 
-async def killed_at(witness: Witness, url: str, steady: NodeProcess, step: str, chance: random.Random) -> NodeProcess:
-    """One node dies at the step; the node that goes on."""
-    count = chance.randint(1, 40) if step == "confirmed" else 1
-    victim = await NodeProcess(url, LEASE_MS, step=step, count=count).start()
-    witness.add(victim)
-    assert victim.process is not None
-    if step == "fence":  # it must take from one that could not leave in order
-        await witness.settled(40)
-        await steady.end()
-        has_died = await died(victim)
-        await victim.end()
-        steady = await NodeProcess(url, LEASE_MS).start()
-        witness.add(steady)
-        if not has_died:  # chance had given it everything already
-            return await killed_at(witness, url, steady, step, chance)
-    elif step == "release":
-        await witness.settled(40)
-        victim.send(signal.SIGTERM)
-        assert await died(victim)
-    elif not await died(victim):  # chance has given it nothing to own: another one will have something
-        await victim.end()
-        return await killed_at(witness, url, steady, step, chance)
-    await witness.settled(40)
-    return steady
+class Kills:
+    """Kills nodes at one step, beside a steady one, under the eyes of a witness."""
+
+    def __init__(self, witness: Witness, server: NatsServer, proxy: Proxy, steady: NodeProcess, step: str) -> None:
+        self._witness = witness
+        self._server = server
+        self._proxy = proxy
+        self._steady = steady
+        self._step = step
+        self._chance = random.Random(step)
+        self._names = 0
+        self.landed = 0
+
+    async def once(self) -> None:
+        """Nodes may get nothing to do at the step: until one has died there."""
+        before = self.landed
+        while self.landed == before:
+            count = self._chance.randint(1, MANY.get(self._step, 1))
+            url = self._proxy.url if self._step == "reread" else self._server.url
+            victim = await NodeProcess(url, LEASE_MS, step=self._step, count=count).start()
+            self._witness.add(victim)
+            died_at = await self._killed(victim)
+            await victim.end()
+            assert died_at in ("", self._step)
+            self.landed += died_at == self._step
+            await self._witness.settled(40)
+
+    async def _killed(self, victim: NodeProcess) -> str:
+        match self._step:
+            case "fence":  # it must take from one that could not leave in order
+                await self._witness.settled(40)
+                await self._steady.end()
+                died_at = await victim.dies_at(DIES_S)
+                self._steady = await NodeProcess(self._server.url, LEASE_MS).start()
+                self._witness.add(self._steady)
+                return died_at
+            case "release":
+                await self._witness.settled(40)
+                victim.send(signal.SIGTERM)
+            case "reread":
+                return await self._broken(victim)
+            case "entry" | "unlisted" | "cleared":
+                return await self._without_topic(victim)
+        return await victim.dies_at(DIES_S)
+
+    async def _broken(self, victim: NodeProcess) -> str:
+        """Its connection breaks again and again, so that nobody confirms what is on its way."""
+        await self._witness.settled(40)
+        for _ in range(int(DIES_S / BREAK_S)):
+            self._proxy.drop()
+            if died_at := await victim.dies_at(BREAK_S):
+                return died_at
+        return ""
+
+    async def _without_topic(self, victim: NodeProcess) -> str:
+        """It makes a topic, or deletes one; whatever it left out, the topic can be made by another node then."""
+        self._names += 1
+        name, is_deleting = f"brief{self._names}", False
+        async with BrokerClient(victim.url, timeout_s=BRIEF_S) as there:
+            with contextlib.suppress(OncewireError):
+                await there.create_topic(name)
+                await there.produce(name, "old")
+                is_deleting = True
+                await there.delete_topic(name)
+        died_at = await victim.dies_at(DIES_S)
+        async with BrokerClient(self._steady.url, timeout_s=DIES_S) as here:
+            await until_async(lambda: is_stored(here, name), f"{name} anew")
+            taken = {one.value for one in await here.take(name, GROUP, wait_s=DIES_S)}
+            assert taken == {"new"} or not (died_at and is_deleting), f"{name} has {taken}"
+        return died_at
 
 
-async def died(victim: NodeProcess) -> bool:
-    assert victim.process is not None
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DIES_S):
-            await victim.process.wait()
-    return victim.process.returncode is not None
+async def is_stored(client: BrokerClient, name: str) -> bool:
+    try:
+        await client.create_topic(name)
+        await client.produce(name, "new")
+    except Unavailable:
+        return False
+    return True
+
+
+async def is_clean(url: str, node: NodeProcess) -> bool:
+    """Whether each topic has one stream, and each stream its topic."""
+    async with connect(url) as client, BrokerClient(node.url) as broker:
+        page = await client.api("STREAM.NAMES", {"subject": topics.SUBJECTS})
+        assert page["total"] <= page["limit"]
+        found = [stream.split("+")[2] for stream in page["streams"]]
+        return sorted(found) == sorted(map(topics.token, await broker.topics()))
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_node_killed_at_a_step_loses_and_doubles_nothing(step: str, server: NatsServer) -> None:
     steady = await NodeProcess(server.url, LEASE_MS).start()
-    witness, chance = Witness(seed=STEPS.index(step)), random.Random(step)
-    async with witness.watching(steady):
+    witness = Witness(seed=STEPS.index(step))
+    async with Proxy(server.port) as proxy, witness.watching(steady):
+        kills = Kills(witness, server, proxy, steady, step)
         for _ in range(TIMES):
-            steady = await killed_at(witness, server.url, steady, step, chance)
+            await kills.once()
         assert [] == await witness.finish()
+        assert TIMES == kills.landed
+        await until_async(lambda: is_clean(server.url, witness.nodes[-1]), "no stream of a topic that is no more")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -77,9 +148,10 @@ async def test_the_witness_sees_what_is_built_wrongly(mutation: str, server: Nat
     witness = Witness(seed=3)
     async with witness.watching(steady):
         for count in range(20, 25):
-            victim = await NodeProcess(server.url, LEASE_MS, step="confirmed", count=count, mutation=mutation).start()
+            step = "stored" if mutation == "answer_early" else "recorded"
+            victim = await NodeProcess(server.url, LEASE_MS, step=step, count=count, mutation=mutation).start()
             witness.add(victim)
-            await died(victim)
+            await victim.dies_at(DIES_S)
             await witness.settled(40)
         assert await witness.finish()
 

@@ -5,6 +5,7 @@ The witness produces through any node, reads through every node, settles through
     produced   values that were answered with success: each must come, and come again until it is settled
     acked      places that were answered 204: none may come again from a node that holds its session
     unsure     places whose settlement was answered with "unknown": they may come again or not
+    tried      places that were to be acked, whatever was answered: of no other may a worker's key be done
     left       places that it did not settle on purpose when they came first
     stale      deliveries of what was acked by a node that was stopped or cut off meanwhile: they cannot be settled
 
@@ -21,11 +22,13 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from oncewire.broker.client import BrokerClient
+from oncewire.broker.client.calls import Lease
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
 from oncewire.errors import OncewireError, Unavailable
 from tests.support.up import clean_environ
@@ -38,15 +41,19 @@ LEASE_MS = 12 * 3_600_000
 """Longer than any run: a lease that ends buries its message at its first attempt."""
 NACKED = 0.05
 """Of the deliveries; each becomes a dead letter at once."""
+BEGUN = 0.1
+"""Of the deliveries; their worker's key begins before they are settled."""
 LEFT = 0.02
 """Of the messages are not settled when they come first: whoever owns them next must deliver them again."""
 LEFT_MAX = 40
 """So many at a time: they count as in flight at their owner, who delivers nothing new when there are too many."""
 EMPTY = 3
 """So many takes that bring nothing: there is nothing more."""
+LAST_WORDS_S = 0.5
 START_S = 60.0
 SETTLED_S = 60.0
 Place = tuple[int, int]
+T = TypeVar("T")
 
 
 class NodeProcess:
@@ -62,6 +69,7 @@ class NodeProcess:
         }  # fmt: skip
         self._words = [json.dumps(flags), step, str(count), mutation]
         self.process: asyncio.subprocess.Process | None = None
+        self.ended: asyncio.Future[int] | None = None
         self.url = ""
         self.is_suspect = False
 
@@ -71,6 +79,7 @@ class NodeProcess:
             *BROKER, *self._words, env=clean_environ(), stdout=pipe, cwd=ROOT
         )
         assert self.process.stdout is not None
+        self.ended = asyncio.ensure_future(self.process.wait())
         try:
             async with asyncio.timeout(START_S):
                 line = await self.process.stdout.readline()
@@ -84,6 +93,19 @@ class NodeProcess:
         """Another one with its settings, built as it should be."""
         url, lease_ms, env = self._kind
         return NodeProcess(url, lease_ms, env=env)
+
+    async def dies_at(self, within_s: float) -> str:
+        """The step at which it has killed itself; '' when it lives on, or has ended as it should."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        try:
+            async with asyncio.timeout(within_s):
+                line = await self.process.stdout.readline()
+        except TimeoutError:
+            return ""
+        code = await self.process.wait()
+        assert (code == -signal.SIGKILL) == bool(line), f"a node ended with {code}"
+        return str(json.loads(line)["dies_at"]) if line else ""
 
     def send(self, number: int) -> None:
         assert self.process is not None
@@ -145,6 +167,11 @@ class Proxy:
     def cut(self) -> None:
         self._open.clear()
 
+    def drop(self) -> None:
+        """Break all connections."""
+        for task in self._tasks:
+            task.cancel()
+
     def mend(self) -> None:
         self._open.set()
 
@@ -161,6 +188,7 @@ class Witness:
         self.acked: set[Place] = set()
         self.unsure: set[Place] = set()
         self.left: set[Place] = set()
+        self.tried: set[Place] = set()
         self.refused: dict[Place, str] = {}
         self.stale = 0
         self.buried: set[str] = set()
@@ -213,13 +241,26 @@ class Witness:
     def _client(self, node: NodeProcess) -> BrokerClient:
         return self._clients[node.url]
 
-    def _any(self) -> BrokerClient:
+    def _any(self) -> NodeProcess:
         """Of a node that is there; of one that is not sure of itself only when there is no other."""
         live = [node for node in self.nodes if node.process and node.process.returncode is None]
         sure = [node for node in live if not node.is_suspect]
         if not live:
             raise Unavailable("no node is there")
-        return self._client(self.chance.choice(sure or live))
+        return self.chance.choice(sure or live)
+
+    async def _asked(self, node: NodeProcess, work: Coroutine[Any, Any, T]) -> T:
+        """What a node answers. Its client would ask one that died for long whether it is back."""
+        asking = asyncio.ensure_future(work)
+        try:
+            assert node.ended is not None
+            await asyncio.wait([asking, node.ended], return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(LAST_WORDS_S if node.ended.done() else None):
+                return await asking
+        except TimeoutError:
+            raise Unavailable("the node has died: outcome unknown") from None
+        finally:
+            asking.cancel()
 
     def check(self) -> None:
         """A witness that died sees nothing: say so at once."""
@@ -242,7 +283,8 @@ class Witness:
             value, self._next = f"v{self._next}", self._next + 1
             envelope = BrokerEnvelope(idempotency_key=value, retry_policy=RetryPolicy(max_attempts=1))
             try:
-                await self._any().produce(TOPIC, value, key=value, envelope=envelope)
+                node = self._any()
+                await self._asked(node, self._client(node).produce(TOPIC, value, key=value, envelope=envelope))
                 self.produced.add(value)
             except OncewireError:
                 await asyncio.sleep(0.02)  # unknown, or nobody there just now: another value
@@ -281,11 +323,14 @@ class Witness:
                 continue
             try:
                 lease, settler = self._client(node).lease(TOPIC, GROUP, delivery), self._any()
+                if self.chance.random() < BEGUN:
+                    await self._begin(settler, lease, delivery)
                 if self.chance.random() < NACKED:
-                    await settler.nack(lease, "broken")
+                    await self._asked(settler, self._client(settler).nack(lease, "broken"))
                     self.buried.add(delivery.value)
                 else:
-                    await settler.ack(lease)
+                    self.tried.add(place)
+                    await self._asked(settler, self._client(settler).ack(lease))
             except OncewireError as error:
                 self.refused[place] = error.message
                 if isinstance(error, Unavailable):
@@ -294,6 +339,12 @@ class Witness:
             if was_acked:
                 self.problems.append(f"{place} was settled twice")
             self.acked.add(place)
+
+    async def _begin(self, settler: NodeProcess, lease: Lease, delivery: Delivery) -> None:
+        place = (delivery.partition, delivery.offset)
+        stands = await self._asked(settler, self._client(settler).begin(lease, delivery.value))
+        if stands.status == "COMMITTED" and place not in self.tried:
+            self.problems.append(f"the key of {place} counts as done, and nobody acked it")
 
     def _leaves(self, place: Place) -> bool:
         """Nothing once the last node has it: nobody comes after that one."""
@@ -352,7 +403,7 @@ class Witness:
     async def _is_read(self, topic: str, found: dict[Place, str]) -> bool:
         """Whether nothing more comes. A node that was starved of its lease says that it is not there just now; what it
         had delivered comes again then."""
-        client = self._any()
+        client = self._client(self._any())
         try:
             for _ in range(EMPTY):
                 taken = await client.take(topic, GROUP, most=500, wait_s=0.3, lease_ms=LEASE_MS)

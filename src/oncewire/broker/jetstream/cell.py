@@ -376,7 +376,7 @@ class Cell:
             return
         desk, self._is_recording = self.desk, False
         self.record_sequence = sending.sequences[-1]
-        self.home.on_step("confirmed")
+        self.home.on_step("recorded")
         trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
         count = len(desk.going)
         self.records_since += count

@@ -141,7 +141,7 @@ class Intake:
     def _count_in(self, group: _Group) -> None:
         cell, sending, records = self._cell, group.sending, group.records
         assert sending is not None
-        cell.home.on_step("confirmed")
+        cell.home.on_step("stored")
         for record, sequence in zip(records, sending.sequences, strict=True):
             record.offset = sequence - 1
         cell.message_sequence = max(cell.message_sequence, max(sending.sequences))

@@ -40,6 +40,7 @@ class Desk(Protocol):
     """What is needed from the node."""
 
     client: Client
+    on_step: Callable[[str], None]
     cells: dict[tuple[int, int], Cell]
 
     @property
@@ -86,8 +87,11 @@ class Keeper:
         claim = Claim("success", acked.identity, Holder(acked.partition, acked.offset, acked.owner))
 
         def kept(answer: IdempotencyStatus | OncewireError) -> None:
-            is_refused = isinstance(answer, ContractViolation)
-            done(answer if isinstance(answer, OncewireError) and not is_refused else None)
+            if isinstance(answer, OncewireError) and not isinstance(answer, ContractViolation):
+                done(answer)
+                return
+            self._node.on_step("kept")
+            done(None)
 
         self._keep(cell, group, claim, kept)
 

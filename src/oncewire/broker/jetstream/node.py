@@ -62,7 +62,9 @@ class Node:
         entry                                  a topic is in the list, its stream is not made yet
         unlisted  cleared                      a topic is deleted: all it had is there yet; only its stream is
         lease  fence  replay  taken  open      a partition is taken: see takeover.py
-        confirmed                              a commit is durable and nobody was told
+        stored  recorded                       messages, or records, are durable and nobody was told
+        kept                                   a worker's key is done at its home, its message is not settled yet
+        reread                                 records were read after a doubt; messages are not fenced and read yet
         letter                                 a dead letter is stored, its message is not settled yet
         snapshot                               one is written
         release                                a partition is left in order

@@ -94,6 +94,7 @@ class Taker:
         if owned.node != cell.node or not cell.home.is_held:
             raise Conflict(f"{cell.records_subject} belongs to {owned.node or 'nobody'}")
         await self._read_records(cell)
+        self._on_step("reread")
         await self._write_fence(cell)
         last = await self._last(cell.topic.stream, cell.subject)
         if last > cell.message_sequence:
