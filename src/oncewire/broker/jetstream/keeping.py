@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from oncewire.broker import rules
 from oncewire.broker.engine import Consume, Idempotency, IdempotencyStatus
@@ -27,33 +27,22 @@ from oncewire.broker.idempotency import Claim, Holder, claim_of
 from oncewire.broker.jetstream import ops
 from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Cell
+from oncewire.broker.jetstream.owners import Done, Owners
 from oncewire.contracts.records import Acked
 from oncewire.errors import ContractViolation, NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client, codes
 
 _log = logging.getLogger(__name__)
 
-Done = Callable[[Any], None]
 
-
-class Desk(Protocol):
+class Desk(Owners, Protocol):
     """What is needed from the node."""
 
     client: Client
-    on_step: Callable[[str], None]
     cells: dict[tuple[int, int], Cell]
 
     @property
     def is_held(self) -> bool: ...
-    def clock(self) -> int: ...
-    def at_owner(
-        self,
-        topic: Listed,
-        partition: int,
-        request: Callable[[], ops.Placed],
-        local: Callable[[Cell, Done], None],
-        done: Done,
-    ) -> None: ...
     def enter(self, cell: Cell, consume: Consume, done: Done) -> None: ...
 
 

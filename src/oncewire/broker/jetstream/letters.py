@@ -20,36 +20,26 @@ from oncewire.broker.engine import Limits
 from oncewire.broker.jetstream import names, ops
 from oncewire.broker.jetstream.catalog import Catalog, Listed
 from oncewire.broker.jetstream.cell import Cell, Phase
+from oncewire.broker.jetstream.owners import Done, Owners
 from oncewire.contracts.broker import DEAD_PREFIX
 from oncewire.contracts.records import Buried
 from oncewire.errors import NotFound, OncewireError, Unavailable
 
 AGAIN_S: Final = 0.05
 
-Done = Callable[[Any], None]
 At = Callable[[int, int], ops.Letter]
 """A letter, once it is known where: the number of its topic, and the partition."""
 
 
-class Post(Protocol):
+class Post(Owners, Protocol):
     """What is needed from the node."""
 
     catalog: Catalog
     limits: Limits
-    on_step: Callable[[str], None]
     is_stopping: bool
     route_s: float
 
-    def clock(self) -> int: ...
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]: ...
-    def at_owner(
-        self,
-        topic: Listed,
-        partition: int,
-        request: Callable[[], ops.Placed],
-        local: Callable[[Cell, Done], None],
-        done: Done,
-    ) -> None: ...
 
 
 class Letters:

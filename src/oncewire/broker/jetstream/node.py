@@ -22,6 +22,7 @@ from oncewire.broker.jetstream.keeping import Keeper
 from oncewire.broker.jetstream.letters import Letters
 from oncewire.broker.jetstream.link import Link
 from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request, Unsent
+from oncewire.broker.jetstream.owners import Done, Local
 from oncewire.broker.jetstream.readers import Fan, Guest
 from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
@@ -46,9 +47,6 @@ RECORDS_AGE_MS: Final = 7 * 86_400_000
 """For so long records stay for others to read, after a snapshot covers them."""
 MARKS_PER_AGE: Final = 14
 _log = logging.getLogger(__name__)
-
-Done = Callable[[Any], None]
-Local = Callable[[Cell, Done], None]
 
 
 def _no_step(_: str) -> None:
