@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Reads, Streams
 from oncewire.pipeline.run import Pipeline
 from oncewire.pipeline.standing import topics as topics_standing
+from oncewire.pipeline.topics import Topics
 from tests.spark.brokerage import TENANT, Desk, with_node
-from tests.spark.lakes import Ran, once, rows
+from tests.spark.lakes import Ran, doubled, once, rows
 from tests.spark.support import api, publish, state, until
 from tests.support.nats import NatsServer, nats_server
 from tests.support.wait import until_async
@@ -214,3 +216,26 @@ def test_a_topic_that_comes_while_it_runs_is_read(spark: SparkSession, server: N
         stop.set()
         running.join(60.0)
     assert [] == list(spark.streams.active)
+
+
+def test_two_drivers_at_once_read_and_name_each_topic_once(
+    spark: SparkSession, server: NatsServer, told: Told, tmp_path: Path
+) -> None:
+    """The one is overtaken while it reads, after it has learned which topics the table has."""
+    lake, reads = Lake(tmp_path / "lake"), Reads({"url": server.url})
+
+    class Overtaken(Topics):
+        def _read(self, chosen: Any) -> Any:
+            landed = super()._read(chosen)
+            other.round(listed)
+            return landed
+
+    with closing(Streams(reads.access)) as asking:
+        one, other = (kind(spark, lake, reads, asking, lambda _: None) for kind in (Overtaken, Topics))
+        listed = [topic for topic in one.listed() if topic.facts.last]
+        Topics.round(other, listed[:1])
+        one._name(listed[:1])
+        one.round(listed)
+    assert {} == doubled([row["stream"] for row in rows(lake.place, "topics")])
+    assert len(listed) == len(rows(lake.place, "topics"))
+    assert {} == doubled([(row["stream"], row["sequence"]) for row in rows(lake.place, "bronze")])
