@@ -172,12 +172,12 @@ async def test_a_process_may_start_while_another_commits(server: NatsServer, tmp
     ):
         look = late.get_last
 
-        async def look_late(stream: str, subject: str, *args: Any) -> Any:
+        async def look_late(stream: str, subject: str, **named: Any) -> Any:
             if stream == "LEDGER":
                 await send(client, command(agent, "go"), {})
                 await counted(first, done=1)
                 await until_async(lambda: _is_there(look, stream, subject), "the announcement")
-            return await look(stream, subject, *args)
+            return await look(stream, subject, **named)
 
         late.get_last = look_late  # type: ignore[method-assign]
         async with run(agent, late, sqlite_in(tmp_path)) as second:
