@@ -1,4 +1,5 @@
-"""A pipeline to be killed: reads streams into a lake until bronze has `last` of each. Started as a process by tests.
+"""A pipeline to be killed: reads streams, and the broker's topics, into a lake until bronze has `last` of each stream.
+Started as a process by tests.
 
     lake_job.py <master> <url> <lake> <last> <stream> …
 
@@ -24,6 +25,7 @@ from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.landing import Landed
 from oncewire.pipeline.reading import Reads
 from oncewire.pipeline.run import Pipeline
+from oncewire.pipeline.topics import Round
 from tests.support.lake_points import GATE, StoppingLake, put_seams
 
 ROWS = 2_000
@@ -40,9 +42,11 @@ def main(master: str, url: str, lake: str, last: str, *streams: str) -> None:
             print(json.dumps({"landed": told.span.last, "stream": told.span.lifetime[0]}), flush=True)
         elif isinstance(told, Batch):
             print(json.dumps({"silver": told.last_version, "rows": told.rows_in}), flush=True)
+        elif isinstance(told, Round):
+            print(json.dumps({"round": told.topics, "rows": told.rows}), flush=True)
         else:
             print(json.dumps({"state": told.stream, **told.shown()}), flush=True)
-        if min(reached.values()) >= int(last):
+        if min(reached.values(), default=0) >= int(last):
             stop.set()
 
     put_seams()

@@ -7,6 +7,12 @@ be killed. The product holds nothing for the sake of these tests.
     land:written     all files are there, nothing is committed
     land:listed      the version is in the table's log, and not yet synced
     land:committed   the range is in the table, Spark's own commit is not there
+    round:begun      a task has begun to read its share of the broker's topics
+    round:half       half of a file is on disk
+    round:named      a file has its name, its task has not answered
+    round:written    all files are there, the table of topics does not name the new ones
+    round:listed     it does, and bronze has nothing of the round
+    round:committed  bronze has all of it, and the driver has not noted so
     derive:staged    a batch of silver is decoded, its keys are not looked up
     derive:half      half of a file of silver or quarantine is on disk
     derive:written   all files are there, quarantine may be committed, the silver table is not
@@ -22,14 +28,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.pipeline import deriving
+from oncewire.contracts.topics import STREAM_PREFIXES
+from oncewire.pipeline import deriving, topics
 from oncewire.pipeline.lake import keep
 from oncewire.pipeline.lake.bucket import Bucket
 from oncewire.pipeline.lake.folder import Folder
@@ -42,6 +49,8 @@ IN_DRIVER: Final = (
     "land:written", "land:listed", "land:committed", "derive:staged", "derive:written", "derive:one", "derive:noted",
     "keep:written", "keep:committed",
 )  # fmt: skip
+ROUND_IN_WORKERS: Final = ("round:begun", "round:half", "round:named")
+ROUND_IN_DRIVER: Final = ("round:written", "round:listed", "round:committed")
 LOOK_S: Final = 0.005
 GATE: Final = "ONCEWIRE_TEST_GATE"
 """Tells workers which folder the gate is beside."""
@@ -138,6 +147,15 @@ class StoppingDecodeFile(DecodeFile):
             return super().__call__(item)
 
 
+class StoppingLandPieces(topics.LandPieces):
+    """LandPieces, with seams."""
+
+    def __call__(self, pieces: Sequence[topics.Piece]) -> list[topics.Landed]:
+        with _stopping_in_files("round") as gate:
+            gate.pass_by("round:begun")
+            return super().__call__(pieces)
+
+
 def stopping_write_item(item: WriteItem) -> Any:
     with _stopping_in_files("derive"):
         return write_item(item)
@@ -152,10 +170,18 @@ class StoppingLake(Lake):
     def commit(self, handle: Any, table: Any, *args: Any, **named: Any) -> None:
         gate = Gate(self.beside)
         is_silver = table.name.startswith("silver/")
-        gate.pass_by("land:written" if table.name == "bronze" else "derive:written" if is_silver else "")
+        before = {"bronze": "land:written", "topics": "round:written"}
+        gate.pass_by(before.get(table.name, "derive:written" if is_silver else ""))
         super().commit(handle, table, *args, **named)
         after = {"bronze": "land:committed", "batches": "derive:noted"}
         gate.pass_by(after.get(table.name, "derive:one" if is_silver else ""))
+
+    def commit_all(self, handle: Any, table: Any, written: Any, moved: Any, **named: Any) -> None:
+        gate = Gate(self.beside)
+        is_round = table.name == "bronze" and any(app.startswith(STREAM_PREFIXES) for app in moved)
+        gate.pass_by("round:listed" if is_round else "")
+        super().commit_all(handle, table, written, moved, **named)
+        gate.pass_by("round:committed" if is_round else "")
 
     def rewrite(self, *args: Any) -> None:
         gate = Gate(self.beside)
@@ -186,6 +212,7 @@ def put_seams() -> None:
     from oncewire.pipeline import reading, run
 
     reading.LandRange = StoppingLandRange  # type: ignore[misc]
+    topics.LandPieces = StoppingLandPieces  # type: ignore[misc]
     deriving.DecodeFile = StoppingDecodeFile  # type: ignore[misc]
     deriving.write_item = stopping_write_item
     run.Silver = StoppingSilver  # type: ignore[misc]

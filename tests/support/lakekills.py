@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
+from oncewire.contracts.topics import SUBJECTS
 from oncewire.jetstream import Outgoing
+from oncewire.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake.place import place_of
+from tests.spark.brokerage import Desk, with_node
 from tests.spark.kills import LOCAL, Driver
 from tests.spark.lakes import doubled, event, rows, streams
-from tests.spark.support import publish
+from tests.spark.support import api, publish, stored
 from tests.support.lake_job import ROWS
 from tests.support.lake_points import LOOK_S, Gate
 from tests.support.nats import NatsServer
@@ -22,24 +25,33 @@ NEVER = 10**12
 WAIT_S = 240.0
 AGAIN = 7
 """Every seventh message comes again under its identity."""
+TOPICS_MADE = 3
+IN_EACH = 5
 BAD = [Outgoing("evt.acme.main.bad", b"no envelope %d" % number) for number in range(3)]
 
 
 class LakeJob(Driver):
     """A pipeline as a process of its own."""
 
-    def __init__(self, server: NatsServer, lake: Path | str, last: int, master: str, folder: Path) -> None:
+    def __init__(
+        self, server: NatsServer, lake: Path | str, last: int, master: str, folder: Path, streams: Sequence[str]
+    ) -> None:
         super().__init__(
-            "tests.support.lake_job", [master, server.url, str(lake), str(last), STREAM], folder / "lake.log"
+            "tests.support.lake_job", [master, server.url, str(lake), str(last), *streams], folder / "lake.log"
         )
 
 
 @contextmanager
 def running(
-    server: NatsServer, lake: Path | str, last: int, master: str = LOCAL, folder: Path | None = None
+    server: NatsServer,
+    lake: Path | str,
+    last: int,
+    master: str = LOCAL,
+    folder: Path | None = None,
+    streams: Sequence[str] = (STREAM,),
 ) -> Iterator[LakeJob]:
     """`folder` is for its log, where the lake is in none."""
-    job = LakeJob(server, lake, last, master, folder or Path(lake).parent)
+    job = LakeJob(server, lake, last, master, folder or Path(lake).parent, streams)
     try:
         yield job
     finally:
@@ -59,7 +71,10 @@ class Strikes:
         self.bad = 0
         self.identities: set[str] = set()
         self.done: list[tuple[str, str]] = []
-        streams(server, **{STREAM: ["evt.>"]})
+        self.declare()
+
+    def declare(self) -> None:
+        streams(self.server, **{STREAM: ["evt.>"]})
 
     def more(self) -> None:
         """Another batch: new messages, copies of others, and some that are no messages."""
@@ -102,14 +117,18 @@ class Strikes:
 
     def assert_none_doubled(self) -> None:
         if (place_of(self.tables) / "bronze").has_table:
-            found = [one["sequence"] for one in rows(self.tables, "bronze", "sequence")]
-            assert {} == doubled(found), f"doubled in bronze after {self.done[-1]}"
+            assert {} == doubled(self.positions()), f"doubled in bronze after {self.done[-1]}"
+
+    def positions(self) -> list[tuple[str, int, int]]:
+        """All that bronze has."""
+        found = rows(self.tables, "bronze", "stream", "created_ns", "sequence")
+        return [(one["stream"], one["created_ns"], one["sequence"]) for one in found]
 
     def assert_each_once(self) -> None:
         """Each sequence in bronze, each identity in silver, each refusal in quarantine; all batches balance."""
-        found = [one["sequence"] for one in rows(self.tables, "bronze", "sequence")]
+        found = self.positions()
         assert {} == doubled(found), "doubled in bronze"
-        assert set() == set(range(1, self.published + 1)) ^ set(found), "lost in bronze"
+        assert set() == set(range(1, self.published + 1)) ^ {at for _, _, at in found}, "lost in bronze"
         keys = [one["identity"] for one in rows(self.tables, "silver/runtime", "identity")]
         assert {} == doubled(keys), "doubled in silver"
         assert set() == self.identities ^ set(keys), "lost in silver"
@@ -120,6 +139,46 @@ class Strikes:
         assert self.published == sum(one["rows_in"] for one in balance)
         assert len(keys) == sum(one["rows_out"] for one in balance)
         assert self.published - len(keys) - self.bad == sum(one["duplicates"] for one in balance)
+
+
+class TopicStrikes(Strikes):
+    """The same where the broker's topics are read in rounds. Each batch brings new topics, and more in old ones."""
+
+    def __init__(self, server: NatsServer, lake: Path) -> None:
+        self.topics: list[str] = []
+        self.values: list[tuple[str, str]] = []
+        super().__init__(server, lake)
+
+    def declare(self) -> None:
+        """Topics are streams that the broker makes."""
+
+    def more(self) -> None:
+        new = [f"topic{len(self.topics) + number}" for number in range(TOPICS_MADE)]
+        self.topics += new
+        written = [(topic, f"{topic} {len(self.values)} {at}") for topic in self.topics for at in range(IN_EACH)]
+        self.values += written
+
+        async def produce(desk: Desk) -> None:
+            for topic in new:
+                await desk.make(topic, partitions=2)
+            for topic, value in written:
+                await desk.produce(topic, value, key=value)
+
+        with_node(self.server, produce)
+
+    def assert_each_once(self) -> None:
+        """Each position of each topic in bronze, each topic in the table of topics, each message in silver."""
+        wanted = set()
+        for info in api(self.server, "STREAM.LIST", {"subject": SUBJECTS})["streams"]:
+            name, created_ns = info["config"]["name"], parse_time_ns(info["created"])
+            wanted |= {(name, created_ns, message.metadata.sequence.stream) for message in stored(self.server, name)}
+        found = self.positions()
+        assert {} == doubled(found), "doubled in bronze"
+        assert set() == wanted ^ set(found), "lost in bronze"
+        named = [one["topic"] for one in rows(self.lake, "topics", "topic")]
+        assert sorted(self.topics) == sorted(named), "lost or doubled among the topics"
+        silver = [(one["topic"], one["value"]) for one in rows(self.lake, "silver/broker", "topic", "value")]
+        assert sorted(self.values) == sorted(silver), "lost or doubled in silver"
 
 
 # ---- what is seen in the lake's folder at a point
@@ -157,6 +216,10 @@ IS_THERE: dict[str, Callable[[Path], bool]] = {
     "land:written": lambda lake: is_open(lake) and bool(uncommitted(lake / "bronze")),
     "land:listed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
     "land:committed": lambda lake: is_open(lake) and not uncommitted(lake / "bronze"),
+    "round:half": lambda lake: has_half(lake / "bronze"),
+    "round:named": lambda lake: bool(uncommitted(lake / "bronze")),
+    "round:written": lambda lake: bool(uncommitted(lake / "bronze")),
+    "round:listed": lambda lake: bool(uncommitted(lake / "bronze")),
     "derive:staged": is_staged,
     "derive:half": lambda lake: has_half(lake / "silver" / "runtime") or has_half(lake / "quarantine"),
     "derive:written": lambda lake: is_staged(lake) and bool(uncommitted(lake / "silver" / "runtime")),
