@@ -11,7 +11,9 @@ from urllib.parse import unquote
 from oncewire.contracts.topics import SUBJECTS
 from oncewire.jetstream import Outgoing
 from oncewire.jetstream.protocol import parse_time_ns
+from oncewire.pipeline.lake.log import SILVER_APP
 from oncewire.pipeline.lake.place import place_of
+from oncewire.pipeline.tables import open_table
 from tests.spark.brokerage import Desk, with_node
 from tests.spark.kills import LOCAL, Driver
 from tests.spark.lakes import doubled, event, rows, streams
@@ -205,6 +207,12 @@ def is_staged(lake: Path) -> bool:
     return any((lake / "_staging").glob("*/*")) or bool(uncommitted(lake / "silver" / "runtime"))
 
 
+def is_ahead(lake: Path) -> bool:
+    """The silver table has a batch that is not noted yet."""
+    noted = open_table(lake, "batches").transaction_version(SILVER_APP) if (lake / "batches").exists() else None
+    return (open_table(lake, "silver/runtime").transaction_version(SILVER_APP) or 0) > (noted or 0)
+
+
 def always(_: Path) -> bool:
     return True
 
@@ -223,8 +231,6 @@ IS_THERE: dict[str, Callable[[Path], bool]] = {
     "derive:staged": is_staged,
     "derive:half": lambda lake: has_half(lake / "silver" / "runtime") or has_half(lake / "quarantine"),
     "derive:written": lambda lake: is_staged(lake) and bool(uncommitted(lake / "silver" / "runtime")),
-    "derive:one": lambda lake: (
-        is_staged(lake) and all("-of-" in one for one in uncommitted(lake / "silver" / "runtime"))
-    ),
+    "derive:one": is_ahead,
     "derive:noted": is_staged,
 }
