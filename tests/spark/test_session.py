@@ -58,7 +58,8 @@ def test_a_worker_that_java_lets_go_ends_without_a_word() -> None:
     """As Java does after an idle minute."""
     environ = {**os.environ, "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"}
     done = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, env=environ)
-    assert ("ended with 1\n", "") == (done.stdout, done.stderr)
+    assert "" == done.stderr
+    assert done.stdout in ("ended with 1\n", "ended with -1\n")  # Spark 4.0 tells it the other way
 
 
 @pytest.mark.timeout(300)

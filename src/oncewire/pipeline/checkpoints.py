@@ -35,6 +35,12 @@ def has_offsets(checkpoint: Path) -> bool:
     return any((checkpoint / "offsets").glob("[0-9]*"))
 
 
+def is_midway(checkpoint: Path) -> bool:
+    """Whether a batch was begun and not ended: a query that starts there repeats it first."""
+    begun = [int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*")]
+    return bool(begun) and not (checkpoint / "commits" / str(max(begun))).exists()
+
+
 def usable(lake: Path, stream: str, reached: int | None) -> tuple[Path, int]:
     """The checkpoint to go on with, a new one where nothing was read yet; Corrupt when it was lost."""
     check(lake, stream, reached)

@@ -140,6 +140,8 @@ class Reading:
         self._landing: Landing | None = None
         self._retry_at = 0.0
         self._has_limits = False
+        self._is_repeating = False
+        """Whether the query repeats a batch and ends with it, as one pass does where Spark has no admission."""
         self.stream = stream
         self.state = State.WAITING
         self.error: OncewireError | None = None
@@ -175,6 +177,7 @@ class Reading:
             raise Refused(f"stream {self.stream} is a work queue, which nobody else can read")
         self._has_limits = facts.has_subject_limits
         checkpoint, begins_at = checkpoints.usable(self._lake.beside, self.stream, self._reached())
+        self._is_repeating = not HAS_ADMISSION and checkpoints.is_midway(checkpoint)
         self._query = self._start(checkpoint, begins_at, is_once)
         self.state, self.error = State.READING, None
 
@@ -221,7 +224,7 @@ class Reading:
         assert self._query is not None
         error = self._query.exception()
         if error is None:
-            self.state = State.DONE if is_once else State.WAITING
+            self.state = State.DONE if is_once and not self._is_repeating else State.WAITING
             return
         found = failure(str(error), self._landing.error if self._landing else None)
         if isinstance(found, Unavailable | Conflict):  # the position says at the next try whether it is there
