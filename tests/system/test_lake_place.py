@@ -133,6 +133,16 @@ def test_what_cannot_be_reached_is_named_with_what_to_do(
         assert SECRET not in f"{told.message} {told.hint}"
 
 
+def test_keys_that_are_put_right_count_at_once(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, which keeps its connection: a key that was renewed is another one."""
+    place = place_of(f"s3://{BUCKET}")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not the key")
+    with pytest.raises(AuthenticationFailed):
+        place.check()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", store.environ["AWS_SECRET_ACCESS_KEY"])
+    place.check()
+
+
 def test_the_commands_say_it_in_two_lines(store: ObjectStore, tmp_path: Path) -> None:
     command = [
         sys.executable,

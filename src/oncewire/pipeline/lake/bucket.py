@@ -185,9 +185,7 @@ class Bucket:
 
     @property
     def _store(self) -> FileSystem:
-        found = access(os.environ)
-        keys = tuple(os.environ.get(name, "") for name in ("AWSACCESS_KEY_ID", "AWS_SECRETACCESS_KEY"))
-        return _connected(os.getpid(), tuple(sorted(found.items())), hash((*keys, os.environ.get("AWS_SESSION_TOKEN"))))
+        return _connected(os.getpid(), tuple(sorted(access(os.environ).items())))
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
@@ -220,8 +218,8 @@ def access(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _connected(_process: int, found: tuple[tuple[str, str], ...], _keys: int) -> FileSystem:
-    """One connection for all. A fork has none of its threads, and other keys are for another one."""
+def _connected(_process: int, found: tuple[tuple[str, str], ...]) -> FileSystem:
+    """One connection for all; a fork has none of its threads. Keys are read anew for each request."""
     from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
 
     told = dict(found)
