@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sqlite3
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -373,3 +375,49 @@ def test_a_ledger_is_closed_after_its_pass(kit: SqliteKit, monkeypatch: pytest.M
     store.close()
     assert "oncewire-checkpoint" not in {thread.name for thread in threading.enumerate()}
     assert not Path(f"{store.path}-wal").exists()
+
+
+DIES_IN_A_PASS = """
+import os, signal, sys, threading
+from oncewire.ledger import sqlite_checkpoints
+from oncewire.ledger.stores import open_store
+from tests.support.ledgers import *
+sqlite_checkpoints.PASS_BYTES = 8_000_000
+run = sqlite_checkpoints.Checkpoints._run
+def die(path, before):
+    while os.stat(path).st_mtime_ns == before:
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+def passing(self):
+    threading.Thread(target=die, args=(self._path, os.stat(self._path).st_mtime_ns)).start()
+    run(self)
+    print("ended", flush=True)
+sqlite_checkpoints.Checkpoints._run = passing
+store = open_store(sys.argv[1])
+store.open(TENANT, WORKSPACE, AGENT)
+number = int(sys.argv[2])
+while True:
+    settle(store, range(number, number + 100), effects=100)
+    number += 100
+    print(number, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_inside_a_pass_loses_nothing(kit: SqliteKit) -> None:
+    """Commits leave the file as it is, so its first change is a pass under way: the process kills itself then. On a
+    busy machine that may come when the pass is over, and is tried again."""
+    root, settled, has_landed = Path(__file__).parents[2], set[int](), False
+    for _ in range(20):
+        command = [sys.executable, "-c", DIES_IN_A_PASS, kit.url, str(max(settled, default=-1) + 1001)]
+        died = subprocess.run(command, capture_output=True, text=True, cwd=root)
+        assert -signal.SIGKILL == died.returncode, died.stderr
+        told = died.stdout.split()
+        has_landed = "ended" not in told
+        settled |= {one for end in told if end != "ended" for one in range(int(end) - 100, int(end))}
+        with contextlib.closing(kit.new()) as store:
+            assert isinstance(store, SqliteStore)
+            assert [("ok",)] == store.connection.execute("PRAGMA integrity_check").fetchall()
+            assert settled == found_by(store, sorted(settled)).keys()
+        if has_landed:
+            break
+    assert has_landed
