@@ -16,8 +16,8 @@ BURST = 10
 """One of each kind."""
 KEEP_S = 2 * 3_600 + 86_400
 """The least that the streams of a world allow, which keep their messages for an hour."""
-ATOMIC_FROM = 3
-"""So few effects already go out as an atomic batch: a slow store cuts batches short."""
+MANY = 3
+"""So few effects already go out together: a slow store cuts batches short."""
 
 
 async def store_url(store: str) -> str:
@@ -42,15 +42,15 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
     """At each death its order of steps is checked; a point that is never reached fails. Then all is finished, and
     counted."""
     for point, nth in deaths:
-        options: dict[str, int] = {}
+        options: dict[str, int | str] = {}
         if point in points.SWEEP:
             await world.die(points.SWEEP_PRELUDE, burst=BURST)
         elif point in points.BURIAL:
             await exhaust(world)
-        elif point in points.ATOMIC:  # only an agent that stopped cleanly takes many at once
+        elif point in points.ATOMIC + points.FAST:  # only an agent that stopped cleanly takes many at once
             await world.finish()
             await world.send(kinds=["sync"] * BURST)
-            options = {"atomic_from": ATOMIC_FROM}
+            options = {"many": MANY, "way": "fast" if point in points.FAST else "atomic"}
         elif point in points.FORGETTING:
             await world.finish()
             await world.send(BURST)

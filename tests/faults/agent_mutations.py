@@ -13,13 +13,16 @@ from typing import Any
 
 import msgspec
 
+from oncewire.agent import outflow
 from oncewire.agent.outflow import Outflow, outgoing_of
+from oncewire.agent.ways import Ways
 from oncewire.contracts import ids
 from oncewire.jetstream import Client, Outgoing, Pull
 from tests.faults.agent_points import Points
 
 Mutation = Callable[[type, Points], None]
 MUTATIONS: dict[str, Mutation] = {}
+WAYS = ("publish_many", "publish_all", "publish_fast")
 
 
 def apply(name: str, store: type, at: Points) -> None:
@@ -74,8 +77,8 @@ def ack_before_publish(store: type, at: Points) -> None:
         return await original(self, *args, **kwargs)
 
     _wrap(Pull, "fetch", fetch)
-    _wrap(Client, "publish_many", publish)
-    _wrap(Client, "publish_all", publish)
+    for way in WAYS:
+        _wrap(Client, way, publish)
 
 
 @mutation
@@ -215,6 +218,20 @@ def fsync_left_out(store: type, at: Points) -> None:
 
 
 @mutation
+def confirmed_half_way(store: type, at: Points) -> None:
+    """What the server says of a first part of fast ingest is taken for the whole."""
+
+    async def ingest(original: Any, self: Client, messages: Any, *args: Any, **kwargs: Any) -> Any:
+        half = await original(self, messages[: (len(messages) + 1) // 2], *args, **kwargs)
+        return msgspec.structs.replace(half, count=len(messages))
+
+    outflow.MANY = 2
+    _wrap(Ways, "wants_trial", lambda *_: False)
+    _wrap(Ways, "choose_atomic", lambda *_: False)
+    _wrap(Client, "publish_fast", ingest)
+
+
+@mutation
 def random_ids_at_publish(store: type, at: Points) -> None:
     """Each attempt to publish is a message of its own."""
 
@@ -225,8 +242,8 @@ def random_ids_at_publish(store: type, at: Points) -> None:
         ]
         return await original(self, fresh, *args, **kwargs)
 
-    _wrap(Client, "publish_many", publish)
-    _wrap(Client, "publish_all", publish)
+    for way in WAYS:
+        _wrap(Client, way, publish)
 
 
 def _with_id(one: Outgoing, id_: str) -> Outgoing:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oncewire.agent.outflow import Outflow
-from oncewire.jetstream import Client, Pull
+from oncewire.jetstream import Client, Pull, fast
 from oncewire.jetstream.pull import ACK, IN_PROGRESS
 
 INBOX = ("begin:before", "begin:after", "claim:before", "claimed")
@@ -26,6 +26,8 @@ CALLS = ("call:before", "call:made", "keep_call:before", "keep_call:after", "cal
 BLOCK = ("append:before", "append:after", "written", "commit:before", "commit:after", "committed")
 EFFECTS = ("publish:before", "publish:half", "publish:sent", "publish:after", "published")
 ATOMIC = ("atomic:before", "atomic:half", "atomic:sent", "atomic:after")
+FAST = ("fast:before", "fast:half", "fast:sent", "fast:after", "ingest:half")
+"""`ingest:half`: the server has stored the first half of a batch that goes on."""
 SETTLING = ("ack:before", "ack:half", "ack:after", "acked", "nak:before", "nak:after", "term:before", "term:after")
 MARKS = ("mark:before", "mark:after", "marked")
 DELAYED = ("drop_due:before", "drop_due:after", "due")
@@ -39,7 +41,7 @@ FORGETTING = ("forget:before", "forget:inside", "forget:after", "forgotten")
 ENDING = ("drained", "leave:before", "leave:after")
 """Reached only by an agent that is asked to stop."""
 
-FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + SETTLING + MARKS + DELAYED
+FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + FAST + SETTLING + MARKS + DELAYED
 POINTS = FRESH + RECOVERY + SWEEP + BURIAL + FORGETTING + ENDING
 SWEEP_PRELUDE = "publish:before"
 """A process that dies here leaves effects for the next one to sweep."""
@@ -109,6 +111,22 @@ def _around_publish(method: str, label: str, at: Points) -> None:
         return result
 
     setattr(Client, method, around)
+
+
+def _inside_ingest(at: Points) -> None:
+    """Between two writes of one batch."""
+    original = fast.Batch.send
+
+    @functools.wraps(original)
+    async def around(self: fast.Batch, steps: list[bytes]) -> None:
+        if at.is_next("ingest:half"):
+            frames = [b"HPUB " + frame for frame in b"".join(steps).split(b"HPUB ")[1:]]
+            await original(self, [b"".join(frames[: (len(frames) + 1) // 2])])
+            await self.connection.flush(5.0)
+        at("ingest:half")
+        await original(self, steps)
+
+    fast.Batch.send = around  # type: ignore[method-assign]
 
 
 def _around_settle(at: Points) -> None:
@@ -181,5 +199,7 @@ def put_seams(store: type, at: Points) -> None:
     _inside_forget(store, at)
     _around_publish("publish_many", "publish", at)
     _around_publish("publish_all", "atomic", at)
+    _around_publish("publish_fast", "fast", at)
+    _inside_ingest(at)
     _around_settle(at)
     _around_resend(at)

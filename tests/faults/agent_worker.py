@@ -22,6 +22,7 @@ import msgspec
 import oncewire
 from oncewire.agent import Agent, Effect, Retry, Terminate, outflow
 from oncewire.agent.run import Runner
+from oncewire.agent.ways import Ways
 from oncewire.errors import Unavailable
 from oncewire.ledger.stores import open_store
 from oncewire.settings import Settings
@@ -62,7 +63,9 @@ class Plan(msgspec.Struct):
     keep_s: int = 0
     clock_ahead_s: int = 0
     """So much later it is for what is forgotten."""
-    atomic_from: int = outflow.ATOMIC_FROM
+    many: int = outflow.MANY
+    way: str = ""
+    """`fast` or `atomic`: how many effects go out, instead of what was learned."""
 
 
 def kind_of(number: int) -> str:
@@ -179,6 +182,12 @@ def make_agent(plan: Plan, at: Points) -> Agent:
     return agent
 
 
+def go_one_way(way: str) -> None:
+    """Many effects go out this way, whatever is quicker here."""
+    Ways.wants_trial = lambda *_: False  # type: ignore[method-assign]
+    Ways.choose_atomic = lambda *_: way == "atomic"  # type: ignore[method-assign]
+
+
 async def run(plan: Plan, at: Points) -> None:
     store = open_store(plan.store, handler_timeout_s=plan.handler_timeout_s)
     agent_mutations.apply(plan.mutation, type(store), at)
@@ -202,7 +211,9 @@ def main(told: str) -> None:
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     plan = msgspec.json.decode(told, type=Plan)
     before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
-    outflow.ATOMIC_FROM = plan.atomic_from
+    outflow.MANY = plan.many
+    if plan.way:
+        go_one_way(plan.way)
     at = Points(Death(plan.point, plan.nth, signal.SIGSTOP if plan.stops else signal.SIGKILL), before)
     if plan.file_bytes_max:
         resource.setrlimit(resource.RLIMIT_FSIZE, (plan.file_bytes_max, resource.RLIM_INFINITY))

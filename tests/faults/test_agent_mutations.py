@@ -47,6 +47,7 @@ TRIALS = {
     "calls_never_recorded": Trial("calls made again"),
     "delayed_never_dropped": Trial("announced 2 times", "due", 2),
     "block_not_announced": Trial("no block was announced"),
+    "confirmed_half_way": Trial("effect missing"),
     "random_ids_at_publish": Trial("effect doubled", "published", 2),
     "random_effect_ids": Trial("effect without its stable id"),
     "ids_without_the_index": Trial("id doubled"),

@@ -23,6 +23,7 @@ EXTRA = "Nats-Batch-Id: b\r\nNats-Batch-Sequence: 1\r\n"
 class Case:
     messages: list[Outgoing]
     extras: list[str]
+    replies: list[str]
 
 
 @st.composite
@@ -33,20 +34,21 @@ def cases(draw: st.DrawFn) -> Case:
     names = st.one_of(plain, plain, plain, TEXT)
     messages = draw(st.lists(st.builds(Outgoing, st.just(subject), st.binary(max_size=30), names), max_size=5))
     messages = [msgspec.structs.replace(one, traceparent=draw(names)) for one in messages]
-    return Case(messages, [EXTRA] * len(messages))
+    replies = draw(st.lists(st.sampled_from(["", "_INBOX.a.1"]), min_size=len(messages), max_size=len(messages)))
+    return Case(messages, [EXTRA] * len(messages), replies)
 
 
-def usual(message: Outgoing, extra: str) -> bytes:
+def usual(message: Outgoing, extra: str, reply: str) -> bytes:
     header = encode_header(message, extra)
-    return protocol.encode_pub(protocol.encode_subject(message.subject), b"", message.payload, header)
+    return protocol.encode_pub(protocol.encode_subject(message.subject), reply.encode(), message.payload, header)
 
 
 @given(cases())
 def test_they_are_what_the_usual_way_writes(case: Case) -> None:
-    found = plain_frames(case.messages, case.extras)
+    found = plain_frames(case.messages, case.extras, case.replies)
     if found is None:
         return
-    expected = [usual(one, extra) for one, extra in zip(case.messages, case.extras, strict=True)]
+    expected = list(map(usual, case.messages, case.extras, case.replies))
     assert b"".join(expected) == b"".join(found.frames)
     sizes = [len(encode_header(one, EXTRA)) + len(one.payload) for one in case.messages]
     assert max(sizes) == found.longest
@@ -71,15 +73,15 @@ PLAIN = Outgoing("evt.a.b", b"{}", "fx.1", traceparent="00-a-b-01")
     ],
 )
 def test_one_that_is_not_alike_leaves_all_to_the_usual_way(other: Outgoing) -> None:
-    assert plain_frames([PLAIN, other], [EXTRA, EXTRA]) is None
+    assert plain_frames([PLAIN, other], [EXTRA, EXTRA], ["", ""]) is None
 
 
 def test_plain_ones_are_written_here() -> None:
-    found = plain_frames([PLAIN, PLAIN], [EXTRA, EXTRA])
+    found = plain_frames([PLAIN, PLAIN], [EXTRA, EXTRA], ["", "_INBOX.a.1"])
     assert found is not None
-    assert 2 * usual(PLAIN, EXTRA) == b"".join(found.frames)
+    assert usual(PLAIN, EXTRA, "") + usual(PLAIN, EXTRA, "_INBOX.a.1") == b"".join(found.frames)
 
 
 def test_a_subject_that_nobody_could_publish_to_is_refused_here_too() -> None:
     with pytest.raises(Refused):
-        plain_frames([msgspec.structs.replace(PLAIN, subject="a b")], [EXTRA])
+        plain_frames([msgspec.structs.replace(PLAIN, subject="a b")], [EXTRA], [""])

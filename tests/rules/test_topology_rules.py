@@ -50,7 +50,8 @@ STREAM_AS_SERVED: dict[str, Any] = {
     "consumer_limits": {},
     "allow_msg_ttl": False,
     "allow_atomic": True,
-    "metadata": {"_nats.level": "5", "_nats.req.level": "2", "_nats.ver": "2.15.1"},
+    "allow_batched": True,
+    "metadata": {"_nats.level": "5", "_nats.req.level": "4", "_nats.ver": "2.15.1"},
 }
 """What nats-server 2.15.1 answers for A, key by key."""
 
@@ -102,6 +103,7 @@ def test_requests_leave_out_what_is_off_so_that_older_servers_take_them() -> Non
     assert "sealed" not in stream
     assert "persist_mode" not in stream
     assert stream["allow_atomic"]
+    assert stream["allow_batched"]
     assert consumer["filter_subject"] == "a.b"
     assert "filter_subjects" not in consumer
 
@@ -111,13 +113,24 @@ def test_a_server_too_old_for_atomic_batches_is_told_and_not_asked() -> None:
     made = plan(DECLARED, found)
     assert "allow_atomic" not in made.steps[0].config
     assert "too old for atomic batches" in made.notes[0]
-    assert plan(DECLARED, Found(api_level=2)).notes == ()
     assert plan(DECLARED, Found(api_level=2)).steps[0].config["allow_atomic"]
-    assert plan(Topology(streams=(A, replace(A, name="B", allow_atomic=False)), contracts=()), found).notes != ()
-    assert plan(Topology(streams=(replace(A, allow_atomic=False),), contracts=()), found).notes == ()
-    config = {key: value for key, value in STREAM_AS_SERVED.items() if key != "allow_atomic"}
+    neither = replace(A, name="B", allow_atomic=False, allow_batched=False)
+    assert plan(Topology(streams=(A, neither), contracts=()), found).notes == made.notes
+    assert plan(Topology(streams=(neither,), contracts=()), found).notes == ()
+    config = {key: value for key, value in STREAM_AS_SERVED.items() if key not in ("allow_atomic", "allow_batched")}
     there = FoundStream(name="A", config=config)
     assert "stream:A" in plan(DECLARED, Found(streams={"A": there}, api_level=1)).same
+
+
+def test_a_server_too_old_for_fast_ingest_is_told_and_not_asked() -> None:
+    made = plan(DECLARED, Found(api_level=3))
+    assert "allow_batched" not in made.steps[0].config
+    assert ["too old for fast ingest" in note for note in made.notes] == [True]
+    assert plan(DECLARED, Found(api_level=4)).notes == ()
+    assert plan(DECLARED, Found(api_level=4)).steps[0].config["allow_batched"]
+    config = {key: value for key, value in STREAM_AS_SERVED.items() if key != "allow_batched"}
+    there = FoundStream(name="A", config=config)
+    assert "stream:A" in plan(DECLARED, Found(streams={"A": there}, api_level=3)).same
 
 
 @pytest.mark.parametrize(
@@ -134,6 +147,7 @@ def test_a_server_too_old_for_atomic_batches_is_told_and_not_asked() -> None:
         {"duplicate_window": 10**9},
         {"allow_direct": False},
         {"allow_atomic": False},
+        {"allow_batched": False},
         {"no_ack": True},
         {"subjects": ["a.>", "b.>"]},
         {"subjects": ["b.>"]},
@@ -306,7 +320,8 @@ def test_what_is_healed_by_leaving_it_out_is_left_out() -> None:
 
 def test_a_mirror_is_shown_without_subjects() -> None:
     copy = replace(A, subjects=(), mirror="B")
-    config = {**STREAM_AS_SERVED, "subjects": None, "allow_atomic": False, "mirror": {"name": "B"}}
+    config = {**STREAM_AS_SERVED, "subjects": None, "mirror": {"name": "B"}}
+    config |= {"allow_atomic": False, "allow_batched": False}
     found = Found(streams={"A": FoundStream(name="A", config=config)}, api_level=5)
     assert plan(Topology(streams=(copy,), contracts=()), found).steps == ()
 

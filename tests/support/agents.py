@@ -47,6 +47,7 @@ SHARED = {
     f"KV_{bucket}": {"subjects": [f"$KV.{bucket}.>"], "max_msgs_per_subject": 1, "allow_rollup_hdrs": True}
     for bucket in ("OW_LEDGERS", "OW_INCARNATIONS", "OW_LOSSES")
 }
+BATCHES = {"allow_atomic": True, "allow_batched": True}
 TABLE = "CREATE TABLE IF NOT EXISTS business (n INTEGER NOT NULL, kind TEXT NOT NULL)"
 IMMEDIATE = {"sync": (("a", "out", 0), ("b", "far", 1)), "wait": (("a", "out", 0),), "again": (("a", "out", 0),)}
 IMMEDIATE |= {"slow": (("a", "out", 0),), "regex": (("a", "out", 0),)}
@@ -233,7 +234,7 @@ class World:
 
     @staticmethod
     async def _make(connection: Witness, name: str, **config: Any) -> None:
-        body = {"name": name, "storage": "file", "allow_direct": True, "allow_atomic": True, **config}
+        body = {"name": name, "storage": "file", "allow_direct": True, **BATCHES, **config}
         reply = await connection.request(f"$JS.API.STREAM.CREATE.{name}", json.dumps(body).encode(), timeout=10)
         error = json.loads(reply.data).get("error")
         assert not error or error["err_code"] == 10058, error

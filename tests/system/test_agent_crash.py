@@ -30,6 +30,7 @@ CHAINS = {
     "handle": points.HANDLER + points.CALLS,
     "commit": points.BLOCK,
     "publish": points.EFFECTS + points.ATOMIC,
+    "ingest": points.FAST,
     "settle": points.SETTLING,
     "later": points.MARKS + points.DELAYED + points.ENDING,
     "recover": points.RECOVERY + points.SWEEP,

@@ -381,9 +381,22 @@ async def test_fast_ingest_stores_all_once(shared_server: NatsServer) -> None:
         messages = outgoing(stream, 7_000)
         ingested = await client.publish_fast(messages)
         assert (ingested.sequence, ingested.count) == (7_000, 7_000)
-        await client.publish_fast(messages)
+        assert ingested == await client.publish_fast(messages)
 
         assert await stored_ids(shared_server.url, stream) == [message.msg_id for message in messages]
+
+
+async def test_fast_ingest_tells_the_highest_sequence_also_where_some_stood_there_already(
+    shared_server: NatsServer,
+) -> None:
+    """The server answers with the last one that is new, and with none when none is."""
+    async with connect(shared_server.url) as client:
+        stream = await make_stream(client, allow_batched=True)
+        messages = outgoing(stream, 30)
+        found = [await client.publish_fast(part) for part in (messages[:20], messages[5:15], messages[10:], messages)]
+
+        assert [one.sequence for one in found] == [20, 15, 30, 30]
+        assert [one.count for one in found] == [20, 10, 20, 30]
 
 
 async def test_fast_ingest_that_the_stream_does_not_allow_goes_as_singles(shared_server: NatsServer) -> None:

@@ -147,13 +147,13 @@ async def test_the_other_streams_are_as_decided(witness: Any) -> None:
     assert not config["sr-events"].no_ack
 
 
-async def test_atomic_batches_and_direct_reads_work_on_every_stream_of_record(
+async def test_every_stream_of_record_allows_batches_fast_ingest_and_direct_reads(
     applied: NatsServer, client: oncewire.Client, topology: Topology
 ) -> None:
     for stream in topology.streams:
         if not stream.is_bucket:
             config = (await client.api(f"STREAM.INFO.{stream.name}"))["config"]
-            assert (config["allow_atomic"], config["allow_direct"]) == (True, True)
+            assert all(config[f"allow_{key}"] for key in ("atomic", "batched", "direct"))
 
 
 async def test_buckets_open_in_nats_py(witness: Any) -> None:

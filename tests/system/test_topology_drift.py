@@ -108,6 +108,7 @@ def only(left: Plan) -> Step:
         {"duplicate_window": 10**9},
         {"allow_direct": False},
         {"allow_atomic": False},
+        {"allow_batched": False},
         {"no_ack": True},
         {"subjects": ["platform.billing.>", "extra.>"]},
         {"subjects": ["elsewhere.>"]},
@@ -174,8 +175,8 @@ async def test_a_durable_that_drifted_is_healed_in_place_and_keeps_its_position(
         {"allow_msg_ttl": True},
         {"allow_msg_schedules": True},
         {"allow_msg_counter": True},
-        {"persist_mode": "async", "allow_atomic": False},
-        {"mirror": {"name": "NOWHERE"}, "subjects": None, "allow_atomic": False},
+        {"persist_mode": "async", "allow_atomic": False, "allow_batched": False},
+        {"mirror": {"name": "NOWHERE"}, "subjects": None, "allow_atomic": False, "allow_batched": False},
     ],
     ids=lambda drift: next(iter(drift)),
 )

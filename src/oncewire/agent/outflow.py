@@ -1,8 +1,9 @@
 """From the ledger to the streams: publish what a commit holds, remember what is confirmed, find what is not.
 
-Fresh effects go out in atomic batches where they are many. What is left open (an error, a crash, another process that
-died) is swept: within half the duplicate window it is simply published again under its id; after that the target is
-read first (ids only, from where it stood when the effect was written), since the server has forgotten the id by then.
+Fresh effects go out by fast ingest or in atomic batches where they are many (exits.py). What is left open (an error, a
+crash, another process that died) is swept: within half the duplicate window it is simply published again under its id;
+after that the target is read first (ids only, from where it stood when the effect was written), since the server has
+forgotten the id by then.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
+from oncewire.agent.exits import Exit
 from oncewire.contracts import blocks, subjects
 from oncewire.errors import ContractViolation
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
 from oncewire.jetstream.lookup import find_ids
-from oncewire.jetstream.publish import DEAD_LETTER_RESERVE, reserve_of
+from oncewire.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, reserve_of
 from oncewire.ledger.rules import Ledger, Sending, targets_of
 from oncewire.ledger.store import Block, Mark
 
-ATOMIC_FROM = 24
+MANY = 24
 """So many waiting messages make an atomic batch cheaper than single publishes on a server that syncs always."""
 OWN_HEADERS = 256
 """So much the id and the trace of an effect take at most."""
@@ -41,6 +43,8 @@ class Targets:
         self.last: dict[str, int] = {}
         self.window_s: dict[str, float] = {}
         self.keeps: dict[str, bool] = {}
+        self.exits: dict[str, Exit] = {}
+        """Streams that allow fast ingest and atomic batches."""
         self._loop = asyncio.get_running_loop()
 
     def stream_of(self, subject: str) -> str:
@@ -72,6 +76,8 @@ class Targets:
         config = info["config"]
         self.window_s[stream] = (config.get("duplicate_window") or 0) / 1e9
         self.keeps[stream] = config["retention"] != "workqueue" and config.get("max_msgs_per_subject", -1) <= 0
+        if config.get("allow_batched") and config.get("allow_atomic"):
+            self.exits[stream] = Exit(self._client)
         self.last[stream] = info["state"]["last_seq"]
 
     def check_size(self, sending: Sending) -> None:
@@ -113,8 +119,7 @@ class Outflow:
 
     async def _part(self, block: int, everything: list[Sending], indexes: list[int]) -> tuple[list[Mark], str]:
         messages = [outgoing_of(everything[index]) for index in indexes]
-        publish = self._client.publish_all if len(messages) >= ATOMIC_FROM else self._client.publish_many
-        outcomes = await publish(messages)
+        outcomes = await self._way_of(everything[indexes[0]].stream, len(messages))(messages)
         is_one_run = indexes[-1] - indexes[0] + 1 == len(indexes)
         last = outcomes[-1]
         acks = [outcome for outcome in outcomes if isinstance(outcome, PubAck)]
@@ -123,6 +128,12 @@ class Outflow:
             self._targets.last[last.stream] = max(self._targets.last.get(last.stream, 0), highest)
             return [Mark(block, indexes[0], indexes[-1], last.stream, highest)], ""
         return self.marks(block, everything, dict(zip(indexes, outcomes, strict=True)))
+
+    def _way_of(self, stream: str, count: int) -> Callable[[Sequence[Outgoing]], Awaitable[list[Outcome]]]:
+        if count < MANY:
+            return self._client.publish_many
+        way = self._targets.exits.get(stream)
+        return way.publish if way is not None else self._client.publish_all
 
     def marks(self, block: int, everything: Sequence[Sending], outcomes: dict[int, Any]) -> tuple[list[Mark], str]:
         """Confirmed effects as ranges of one stream each, and the first error."""

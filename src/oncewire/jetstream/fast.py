@@ -19,6 +19,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -35,15 +36,16 @@ from oncewire.errors import (
 )
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import each
+from oncewire.jetstream.plain import PIECES, plain_frames
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import (
-    DEAD_LETTER_RESERVE,
     PUBLISH_TIMEOUT_S,
     Outcome,
     Outgoing,
     PubAck,
     Publisher,
     encode_header,
+    reserve_of,
 )
 
 STEP: Final = 500
@@ -55,7 +57,8 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class Ingested(msgspec.Struct, frozen=True):
-    """All of it is stored: in which stream, up to which sequence, how many messages."""
+    """All of it is stored: in which stream, up to which sequence, how many messages. What stood there already stands
+    before that."""
 
     stream: str
     sequence: int
@@ -70,7 +73,7 @@ async def publish_fast(
         raise Refused("there is nothing to publish")
     if publisher.connection.server.version_tuple < SINCE:
         return await _one_by_one(publisher, messages, timeout_s)
-    batch = _Batch(publisher, messages, timeout_s)
+    batch = Batch(publisher, messages, timeout_s)
     try:
         ack = await batch.run()
     except (NoResponders, OutcomeUnknown):
@@ -79,9 +82,11 @@ async def publish_fast(
         if error.server_code == 0:
             raise
         ack = None
-    if ack is not None and ack.count == len(messages):
+    if ack is not None and ack.count == len(messages) and ack.sequence:
+        publisher.count(ack.count, 0, batch.begun)
         return Ingested(ack.stream, ack.sequence, ack.count)
-    confirmed = max(batch.confirmed, ack.count if ack is not None else 0)
+    # Where all stood there already, the server tells no sequence; single publishes are told each its own.
+    confirmed = max(batch.confirmed, ack.count if ack is not None else 0) if ack is None or ack.sequence else 0
     rest = messages[confirmed:]
     if not batch.is_refused and not all(message.may_repeat for message in rest):
         raise OutcomeUnknown(f"{confirmed} of {len(messages)} messages are confirmed, the rest has no ids to repeat it")
@@ -106,19 +111,19 @@ def _number_of(message: Message) -> int:
     return int(tokens[-3]) if len(tokens) > 3 and tokens[-3].isdigit() else 0
 
 
-class _Batch:
+class Batch:
     """One fast batch from its first message to its PubAck."""
 
     def __init__(self, publisher: Publisher, messages: Sequence[Outgoing], timeout_s: float) -> None:
-        self._connection = publisher.connection
+        self.connection = publisher.connection
         self._messages = messages
         self._timeout_s = timeout_s
         self._id = secrets.token_hex(12)
-        self._inbox = self._connection.inbox + b"f." + self._id.encode()
-        self._done: asyncio.Future[PubAck] = self._connection.loop.create_future()
+        self._inbox = self.connection.inbox + b"f." + self._id.encode()
+        self._done: asyncio.Future[PubAck] = self.connection.loop.create_future()
         self._done.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         self._progress = asyncio.Event()
-        self._heard_at = time.monotonic()
+        self.begun = self._heard_at = time.monotonic()
         self.confirmed = 0
         """So many from the start are surely stored."""
         self.is_refused = False
@@ -126,48 +131,64 @@ class _Batch:
         later one says nothing about those before it, which are stored as they come."""
 
     async def run(self) -> PubAck:
-        if not self._connection.is_ready:
-            await self._connection.ready(time.monotonic() + self._timeout_s)
-        frames = [self._frame(number, message) for number, message in enumerate(self._messages, start=1)]
-        sub = self._connection.subscribe((self._inbox + b".>").decode(), each(self._on_message))
-        self._connection.listeners.append(self)
+        if not self.connection.is_ready:
+            await self.connection.ready(time.monotonic() + self._timeout_s)
+        steps = self._steps()
+        sub = self.connection.subscribe((self._inbox + b".>").decode(), each(self._on_message))
+        self.connection.listeners.append(self)
         try:
-            await self._send(frames)
+            await self.send(steps)
             while not self._done.done():
                 await self._wait()
             return self._done.result()
         finally:
-            self._connection.listeners.remove(self)
+            self.connection.listeners.remove(self)
             with contextlib.suppress(OncewireError):
-                self._connection.unsubscribe(sub)
+                self.connection.unsubscribe(sub)
 
-    def _frame(self, number: int, message: Outgoing) -> bytes:
-        operation = 2 if number == len(self._messages) else 0 if number == 1 else 1
-        reply = self._inbox + b".%d.fail.%d.%d.$FI" % (STEP, number, operation)
+    def _steps(self) -> list[bytes]:
+        """What goes out, a step at a time."""
+        last = len(self._messages)
+        head = f"{self._inbox.decode()}.{STEP}.fail."
+        replies = [f"{head}{number}.1.$FI" for number in range(1, last + 1)]
+        replies[0] = f"{head}1.0.$FI"
+        replies[-1] = f"{head}{last}.2.$FI"
+        plain = plain_frames(self._messages, repeat(""), replies)
+        if plain is not None:
+            self._check_size(plain.longest, self._messages[0])
+            pieces = STEP * PIECES
+            return [b"".join(plain.frames[at : at + pieces]) for at in range(0, len(plain.frames), pieces)]
+        frames = [self._frame(one, reply.encode()) for one, reply in zip(self._messages, replies, strict=True)]
+        return [b"".join(frames[at : at + STEP]) for at in range(0, last, STEP)]
+
+    def _frame(self, message: Outgoing, reply: bytes) -> bytes:
         header = encode_header(message)
-        size = len(header) + len(message.payload)
-        self._connection.check_size(size, DEAD_LETTER_RESERVE)
-        if size > STEP_BYTES_MAX:
-            raise TooLarge(f"fast ingest is for messages of at most {STEP_BYTES_MAX} bytes, this one has {size}")
+        self._check_size(len(header) + len(message.payload), message)
         return protocol.encode_pub(protocol.encode_subject(message.subject), reply, message.payload, header)
 
-    async def _send(self, frames: list[bytes]) -> None:
+    def _check_size(self, size: int, message: Outgoing) -> None:
+        self.connection.check_size(size, reserve_of(message.subject, message.headers))
+        if size > STEP_BYTES_MAX:
+            raise TooLarge(f"fast ingest is for messages of at most {STEP_BYTES_MAX} bytes, this one has {size}")
+
+    async def send(self, steps: list[bytes]) -> None:
         """Keep a bounded number of steps on their way."""
-        for start in range(0, len(frames), STEP):
+        for number, step in enumerate(steps):
+            start = number * STEP
             while start - self.confirmed >= STEP * STEPS_OPEN_MAX and not self._done.done():
                 await self._wait()
-            while not self._connection.is_ready and not self._done.done():
+            while not self.connection.is_ready and not self._done.done():
                 await self._wait()
             if self._done.done():
                 return
-            self._connection.write(b"".join(frames[start : start + STEP]))
+            self.connection.write(step)
 
     async def _wait(self) -> None:
         """Until the server says something, at most `timeout_s` since it last did."""
         self._progress.clear()
         left = self._heard_at + self._timeout_s - time.monotonic()
         try:
-            async with asyncio.timeout(min(max(0.0, left), 0.05 if not self._connection.is_ready else left)):
+            async with asyncio.timeout(min(max(0.0, left), 0.05 if not self.connection.is_ready else left)):
                 await self._progress.wait()
         except TimeoutError:
             if left <= 0:

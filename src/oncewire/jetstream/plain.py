@@ -1,8 +1,8 @@
-"""Frames of many messages that are alike, as in most atomic batches: written at a third of the usual cost."""
+"""Frames of many messages that are alike, as in most batches: written at a third of the usual cost."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncewire.contracts.headers import is_plain
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from oncewire.jetstream.publish import Outgoing
 
 
+PIECES = 3
+"""So many make one frame: its head, the payload, the end of the line."""
 _NAMES_BYTES = len("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n")
 
 
@@ -22,9 +24,10 @@ class Plain(NamedTuple):
     longest: int
 
 
-def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str]) -> Plain | None:
+def plain_frames(messages: Sequence[Outgoing], extras: Iterable[str], replies: Iterable[str]) -> Plain | None:
     """What `encode_header` and `encode_pub` write for messages of one subject that carry an id and a trace and nothing
-    else, and want no answer; `extras` are header lines of our own. None: there is another among them, or there is none.
+    else; `extras` are header lines of our own, `replies` say where an answer goes ('' for none). None: there is another
+    among them, or there is none.
     """
     if not messages:
         return None
@@ -35,14 +38,14 @@ def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str]) -> Plain |
     target = protocol.encode_subject(subject).decode()
     frames: list[bytes] = []
     longest = 0
-    for message, extra in zip(messages, extras, strict=True):
+    for message, extra, reply in zip(messages, extras, replies, strict=False):
         id_, trace, payload = message.msg_id, message.traceparent, message.payload
         head = _NAMES_BYTES + len(id_) + len(trace) + len(extra)
         size = head + len(payload)
         if size > longest:
             longest = size
         frames += (
-            f"HPUB {target}  {head} {size}\r\n"
+            f"HPUB {target} {reply} {head} {size}\r\n"
             f"NATS/1.0\r\nNats-Msg-Id: {id_}\r\ntraceparent: {trace}\r\n{extra}\r\n".encode(),
             payload,
             protocol.CRLF,

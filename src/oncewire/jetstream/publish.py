@@ -294,7 +294,7 @@ class Publisher:
                 await self.connection.ready(deadline)
             begun = time.monotonic()
             ack = await self._commit_batch(messages, deadline)
-        self._count(len(messages), 0, begun)
+        self.count(len(messages), 0, begun)
         return ack
 
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
@@ -389,9 +389,9 @@ class Publisher:
                 window.settle(index, OutcomeUnknown("the publish was cancelled before it was confirmed"))
         self._windows.pop(window.base, None)
         failed = sum(type(outcome) is not PubAck for outcome in window.results)
-        self._count(len(window.results) - failed, failed, window.begun)
+        self.count(len(window.results) - failed, failed, window.begun)
 
-    def _count(self, confirmed: int, failed: int, begun: float) -> None:
+    def count(self, confirmed: int, failed: int, begun: float) -> None:
         self.confirmed += confirmed
         self.failed += failed
         if confirmed:
@@ -550,7 +550,7 @@ class Publisher:
         numbers = {1: first, last: first + 1}
         extras = [f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {at}\r\n" for at in range(1, last + 1)]
         extras[-1] += "Nats-Batch-Commit: 1\r\n"
-        inner = plain_frames(messages[1:-1], extras[1:-1])
+        inner = plain_frames(messages[1:-1], extras[1:-1], repeat(""))
         if inner is not None:
             self.connection.check_size(inner.longest, reserve_of(messages[1].subject))
             first_frame = self._frame(messages[0], first, extras[0])

@@ -58,6 +58,7 @@ STREAM_DEFAULTS: Mapping[str, Any] = {
     "no_ack": False,
     "allow_direct": False,
     "allow_atomic": False,
+    "allow_batched": False,
     "allow_rollup_hdrs": False,
     "deny_delete": False,
     "deny_purge": False,
@@ -128,6 +129,8 @@ class Stream(Struct, frozen=True, kw_only=True):
     no_ack: bool = False
     allow_direct: bool = True
     allow_atomic: bool = True
+    allow_batched: bool = True
+    """Fast ingest."""
     allow_rollup: bool = False
     deny_delete: bool = False
     deny_purge: bool = False
@@ -172,6 +175,7 @@ class Stream(Struct, frozen=True, kw_only=True):
             "no_ack": self.no_ack,
             "allow_direct": self.allow_direct,
             "allow_atomic": self.allow_atomic and not self.mirror,  # a mirror takes no publishes
+            "allow_batched": self.allow_batched and not self.mirror,
             "allow_rollup_hdrs": self.allow_rollup,
             "deny_delete": self.deny_delete,
             "deny_purge": self.deny_purge,
@@ -314,7 +318,7 @@ def dotted(path: tuple[str, ...]) -> str:
 
 
 def bucket(name: str, description: str, history: int, max_age_ns: int, max_bytes: int, replicas: int) -> Stream:
-    """A key-value bucket as NATS clients make it. Without atomic batches: each key is fenced by itself."""
+    """A key-value bucket as NATS clients make it. Without batches: each key is fenced by itself."""
     stream = f"{BUCKET_PREFIX}{name}"
     return Stream(
         key=stream,
@@ -328,6 +332,7 @@ def bucket(name: str, description: str, history: int, max_age_ns: int, max_bytes
         duplicate_window_ns=min(DUPLICATE_WINDOW_NS, max_age_ns or DUPLICATE_WINDOW_NS),
         discard="new",
         allow_atomic=False,
+        allow_batched=False,
         allow_rollup=True,
         deny_delete=True,
         is_bucket=True,

@@ -24,8 +24,9 @@ from oncewire.topology.model import CONSUMER_DEFAULTS, STREAM_DEFAULTS, Consumer
 from oncewire.topology.units import show_bytes, show_duration
 
 NONE: frozenset[str] = frozenset()
-ATOMIC_API_LEVEL = 2
-"""The first level of JetStream's API that knows allow_atomic (2.12); older servers refuse or ignore the key."""
+ATOMIC_API_LEVEL, BATCHED_API_LEVEL = 2, 4
+"""The first levels of JetStream's API that know allow_atomic (2.12) and allow_batched (2.14); older servers refuse or
+ignore the keys."""
 
 _OPERATORS = frozenset(
     {"name", "durable_name", "metadata", "placement", "pause_until", "first_seq", "mirror_direct", "filter_subject"}
@@ -162,6 +163,8 @@ def _stream(stream: Stream, found: Found) -> Step | str:
     wire = stream.wire()
     if found.api_level < ATOMIC_API_LEVEL:
         wire["allow_atomic"] = False
+    if found.api_level < BATCHED_API_LEVEL:
+        wire["allow_batched"] = False
     there = found.streams.get(stream.name)
     blocked = _blocked(stream, found)
     if there is None:
@@ -362,6 +365,8 @@ def _extras(known: Topology, found: Found) -> Iterator[str]:
 def _notes(part: Topology, found: Found) -> Iterator[str]:
     if found.api_level < ATOMIC_API_LEVEL and any(stream.allow_atomic for stream in part.streams):
         yield "this server is too old for atomic batches (2.12 has them): publishing is slower where it syncs always"
+    if found.api_level < BATCHED_API_LEVEL and any(stream.allow_batched for stream in part.streams):
+        yield "this server is too old for fast ingest (2.14 has it): agents publish slower than they could"
     for stream in part.streams:
         there = found.streams.get(stream.name)
         yield from _unjudged(stream.item, there.config if there else {}, STREAM_DEFAULTS)

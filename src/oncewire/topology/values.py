@@ -158,6 +158,7 @@ STREAM: Mapping[str, Key] = {
     "no_ack": Key("no_ack", is_true, "true"),
     "allow_direct": Key("allow_direct", is_true, "true"),
     "allow_atomic": Key("allow_atomic", is_true, "true"),
+    "allow_batched": Key("allow_batched", is_true, "true"),
     "allow_rollup": Key("allow_rollup", is_true, "true"),
     "deny_delete": Key("deny_delete", is_true, "true"),
     "deny_purge": Key("deny_purge", is_true, "true"),

@@ -1,7 +1,7 @@
 """Messages that go to one stream together, and how that ended: singles in one write, or one atomic batch.
 
-Which of both is quicker for as many as wait is learned (pace.py). In a cluster only one message with an expectation may
-be on its way per subject, so more than one go as a batch.
+Which of both is quicker for as many as wait is learned (jetstream/pace.py). In a cluster only one message with an
+expectation may be on its way per subject, so more than one go as a batch.
 
 No task and no future: a sending reports once, in the loop's thread, when all of it is answered, or when the connection
 broke or time is up: then nobody knows what of it is stored, and its sender reads the stream.
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from oncewire.broker.jetstream.pace import Pace
 from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
+from oncewire.jetstream.pace import Pace
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import BATCH_MESSAGES_MAX, PubAck, parse_ack
 

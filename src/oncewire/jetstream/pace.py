@@ -1,9 +1,9 @@
-"""Which way is quicker for messages that wait together: singles in one write, or one atomic batch. Pure.
+"""Which way is quicker for messages that wait together: each stored by itself, or all in one atomic batch. Pure.
 
-Singles cost the server a sync each where it syncs always, a batch about two milliseconds whatever it holds. Neither is
-known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about one size:
-what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the last few
-measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
+By itself each costs the server a sync where it syncs always; a batch costs about two milliseconds whatever it holds.
+Neither is known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about
+one size: what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the
+last few measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-SINGLE_US: Final = 150.0, 10.0
+EACH_US: Final = 150.0, 10.0
 BATCH_US: Final = 2_000.0, 10.0
 """Of a sending and of each of its messages, until something is measured."""
-_LAST: Final = 3
+LAST: Final = 3
+"""So many measurements of a way count."""
 _FORGET: Final = 0.9995
 """Per choice, of the way that was not taken: it is tried again now and then."""
 _SIZES: Final = 11
@@ -24,19 +25,19 @@ class Pace:
     """See the module's head."""
 
     def __init__(self) -> None:
-        self._singles, self._batches = _Way(*SINGLE_US), _Way(*BATCH_US)
+        self._each, self._batches = _Way(*EACH_US), _Way(*BATCH_US)
 
     def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
-        (self._batches if is_batch else self._singles).learn(count, took_us)
+        (self._batches if is_batch else self._each).learn(count, took_us)
 
     def choose_batch(self, count: int) -> bool:
         """Decide for a sending, and forget a little of the way that it does not take."""
         is_batch = self.is_batch_quicker(count)
-        (self._singles if is_batch else self._batches).forget(count)
+        (self._each if is_batch else self._batches).forget(count)
         return is_batch
 
     def is_batch_quicker(self, count: int) -> bool:
-        return count > 1 and self._batches.expected_us(count) < self._singles.expected_us(count)
+        return count > 1 and self._batches.expected_us(count) < self._each.expected_us(count)
 
 
 class _Way:
@@ -44,7 +45,7 @@ class _Way:
 
     def __init__(self, fixed_us: float, message_us: float) -> None:
         self._fixed_us, self._message_us = fixed_us, message_us
-        self._last = [deque([1.0], maxlen=_LAST) for _ in range(_SIZES)]
+        self._last = [deque([1.0], maxlen=LAST) for _ in range(_SIZES)]
         self._factors = [1.0] * _SIZES
 
     def expected_us(self, count: int) -> float:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from oncewire.broker.jetstream.pace import Pace
+from oncewire.jetstream.pace import Pace
 from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
 
 DEFAULT = (300.0, 10.0), (2_000.0, 10.0)

@@ -1,0 +1,48 @@
+"""How many effects for one stream go out: by fast ingest, or as atomic batches. Pure.
+
+Fast ingest is quicker where the server does not sync always, an atomic batch by far where it does: one sync for all. So
+both are tried, in turns, at a size at which a thousand syncs cannot happen; what that shows holds for larger blocks. It
+is tried again now and then, since a disk may become slow. Blocks of about a trial's size are trials themselves.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncewire.jetstream.pace import LAST, Pace
+
+TRIAL: Final = 64
+"""So many messages are sent each way."""
+AGAIN: Final = 200
+"""After so many large blocks both ways are tried once more."""
+
+
+class Ways:
+    """What is known of one stream, since the connection stands."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._rounds = LAST
+        self._blocks = 0
+
+    def wants_trial(self, count: int) -> bool:
+        """Whether so many messages are enough for a trial, and one is due."""
+        return self._rounds > 0 and count >= 2 * TRIAL
+
+    def tried(self) -> None:
+        """Both ways were tried once."""
+        self._rounds -= 1
+
+    def choose_atomic(self, count: int) -> bool:
+        """Decide for a sending. As long as too little is known, a large one goes the way that never takes long."""
+        if count < 2 * TRIAL:
+            return self._pace.choose_batch(count)
+        self._blocks += 1
+        is_atomic = self._rounds > 0 or self._pace.is_batch_quicker(TRIAL)
+        if self._blocks % AGAIN == 0:
+            self._rounds = max(self._rounds, 1)
+        return is_atomic
+
+    def learn(self, count: int, took_us: float, *, is_atomic: bool) -> None:
+        if count < 2 * TRIAL:
+            self._pace.learn(count, took_us, is_batch=is_atomic)
