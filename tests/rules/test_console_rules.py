@@ -33,7 +33,7 @@ def look(at_s: float, last: int, deliveries: int, **found: FoundStream) -> Look:
         name="ORDERS", config=DECLARED.streams[0].wire(), messages=last, last=last, consumers={"worker": worker}
     )
     others = {name: tuple(one.config.get("subjects", ())) for name, one in found.items()}
-    return Look(at_s, Found(streams={"ORDERS": stream}, others=others, strangers=found, api_level=2))
+    return Look(at_s, Found(streams={"ORDERS": stream}, others=others, strangers=found, api_level=4))
 
 
 def rows(now: Look, before: Look | None = None) -> list[rules.StreamRow]:
@@ -74,21 +74,21 @@ def test_latency_is_what_was_counted_between_two_looks() -> None:
 
 
 def test_what_is_missing_is_a_row_that_says_so() -> None:
-    now = Look(1.0, Found(api_level=2))
+    now = Look(1.0, Found(api_level=4))
     (row,) = rules.rows(DECLARED, now, None, plan(DECLARED, now.found))
     assert (False, "is missing") == (row.is_there, row.drift)
 
 
 def test_a_consumer_that_is_missing_is_shown_beside_those_that_are_there() -> None:
     there = FoundStream(name="ORDERS", config=DECLARED.streams[0].wire())
-    now = Look(1.0, Found(streams={"ORDERS": there}, api_level=2))
+    now = Look(1.0, Found(streams={"ORDERS": there}, api_level=4))
     (row,) = rules.rows(DECLARED, now, None, plan(DECLARED, now.found))
     assert [("worker", "is missing")] == [(one.name, one.drift) for one in row.consumers]
 
 
 def test_drift_names_both_values() -> None:
     there = FoundStream(name="ORDERS", config=DECLARED.streams[0].wire() | {"max_age": 3_600 * 10**9})
-    now = Look(1.0, Found(streams={"ORDERS": there}, api_level=2))
+    now = Look(1.0, Found(streams={"ORDERS": there}, api_level=4))
     (row,) = rules.rows(DECLARED, now, None, plan(DECLARED, now.found))
     assert "max_age is 1h, not" in row.drift
 
