@@ -294,7 +294,8 @@ async def refusing(server: NatsServer, tmp_path: Path, handler: Any) -> AsyncIte
     async with prepared(server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
         await send(client, command(agent, "go"), {})
         await until(lambda: runner.counts.get("dead", 0) + runner.counts.get("terminated", 0))
-        letters = await stored(server.url, "DLQ_REQUESTS", f"dlq_requests.{agent.name}")
+        subject = f"dlq_requests.{agent.name}"
+        letters = await until_async(lambda: stored(server.url, "DLQ_REQUESTS", subject), "its letter")
         yield letters[0].headers["Oncewire-Dlq-Cause"]
 
 
