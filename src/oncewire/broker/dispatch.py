@@ -56,6 +56,9 @@ class _Turns:
 
     def next(self) -> Subscriber | None:
         count = len(self.readers)
+        if count == 1 and (reader := self.readers[0]).room > 0:
+            reader.room -= 1
+            return reader
         for step in range(count):
             reader = self.readers[(self.turn + step) % count]
             if reader.room > 0:
@@ -111,20 +114,26 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
             progress.cursor = offset
             continue
         held = decode_body(bodies[index])
-        is_expired = _is_expired(held, now_ms)
-        reader = None if is_expired else readers.next()
-        if reader is None and not is_expired:
+        policy = None
+        if (envelope := held.envelope) is not None:
+            if _is_expired(held, now_ms):
+                flight = flights[offset] = Flight(progress, offset)
+                progress.cursor = offset
+                room -= 1
+                _bury(state, flight, now_ms, turn)
+                continue
+            policy = envelope.retry_policy
+        reader = readers.next()
+        if reader is None:
             is_cut_short = True
             break
-        flight = flights[offset] = Flight(progress, offset)
         progress.cursor = offset
         room -= 1
-        if reader is None:
-            _bury(state, flight, now_ms, turn)
-            continue
-        _lease(flight, reader, held, now_ms)
-        if flight.due_at_ms != due_at_ms:
-            due_at_ms, due = flight.due_at_ms, state.due(flight.due_at_ms)
+        lease_ms = reader.lease_ms
+        if now_ms + lease_ms != due_at_ms:
+            due_at_ms = now_ms + lease_ms
+            due = state.due(due_at_ms)
+        flight = flights[offset] = Flight(progress, offset, LEASED, 1, reader.owner, lease_ms, due_at_ms, policy)
         due.append(flight)
         turn.hand(reader, _delivery(flight, held))
         delivered += 1

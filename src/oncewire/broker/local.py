@@ -51,8 +51,9 @@ _log = logging.getLogger(__name__)
 
 def steady_clock() -> Clock:
     """Unix time in ms that never goes back and does not jump: a lease must not end because somebody set the clock."""
-    start_ms, start_ns = time.time_ns() // 1_000_000, time.monotonic_ns()
-    return lambda: start_ms + (time.monotonic_ns() - start_ns) // 1_000_000
+    monotonic_ns = time.monotonic_ns
+    shift_ns = time.time_ns() - monotonic_ns()
+    return lambda: (monotonic_ns() + shift_ns) // 1_000_000
 
 
 async def open_local(

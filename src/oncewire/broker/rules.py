@@ -43,7 +43,7 @@ from oncewire.broker.idempotency import (
     claim_of,
     identity_of,
 )
-from oncewire.broker.messages import partition_of
+from oncewire.broker.messages import Partition, partition_of
 from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
 from oncewire.contracts.broker import (
     DEAD_PREFIX,
@@ -82,7 +82,7 @@ NOT_IN_FLIGHT: Final = "message is not in-flight"
 NO_TOPIC: Final = "topic does not exist"
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """See the module's head."""
 
     answer: Any
@@ -198,9 +198,13 @@ def accept(
         expires_at_ms = now_ms + state.limits.idempotency_ttl_ms
     key, value = body.key, body.value
     size = (len(key) if key.isascii() else len(key.encode())) + (len(value) if value.isascii() else len(value.encode()))
-    if (full := _full(state, topic, number, size)) is not None:
+    partition, limits = topic.partitions[number], state.limits
+    if (
+        partition.needed + partition.reserved >= limits.partition_messages_max
+        or partition.needed_bytes + partition.reserved_bytes + size > limits.partition_bytes_max
+    ):
         state.counters["refused_full"] += 1
-        return full
+        return _full(state, topic, partition)
     if identity:
         state.pending.add((tenant, requested, identity))
     held = state.encode_body((key, value, envelope, routing))
@@ -282,15 +286,13 @@ def _gate(state: State, now_ms: int, requested: tuple[str, str], identity: bytes
     return None
 
 
-def _full(state: State, topic: Topic, number: int, size: int) -> BufferFull | None:
-    partition, limits = topic.partitions[number], state.limits
+def _full(state: State, topic: Topic, partition: Partition) -> BufferFull:
+    limits = state.limits
     if partition.needed + partition.reserved >= limits.partition_messages_max:
         reason, what = "partition_buffer_full", f"{limits.partition_messages_max} messages"
-    elif partition.needed_bytes + partition.reserved_bytes + size > limits.partition_bytes_max:
-        reason, what = "partition_buffer_bytes_full", f"{limits.partition_bytes_max} bytes"
     else:
-        return None
-    message = f"partition {number} of topic {topic.name!r} is full: {what} is the limit"
+        reason, what = "partition_buffer_bytes_full", f"{limits.partition_bytes_max} bytes"
+    message = f"partition {partition.number} of topic {topic.name!r} is full: {what} is the limit"
     return BufferFull(message, reason=reason, retry_after_s=limits.retry_after_ms / 1000)
 
 
@@ -400,9 +402,9 @@ def held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flig
 def _ack(state: State, now_ms: int, flight: Flight) -> Step:
     progress = flight.progress
     group = progress.group
-    _settling(state, flight)
-    number = progress.partition.number
-    topic = group.topic.number
+    flight.is_settling = True
+    state.settling[flight] = None
+    number, topic = progress.partition.number, group.topic.number
     identity = _begun(group, flight) if flight.identity else b""
     record = Acked(topic, group.number, number, flight.offset, now_ms, identity, flight.attempts, flight.owner)
     return Step(None, (record,))

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappush
 from typing import Any, Final
 
+from msgspec import Struct
+
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
 from oncewire.broker.messages import Partition
@@ -53,29 +55,23 @@ COUNTERS: Final = (
 )  # fmt: skip
 
 
-class Flight:
+class Flight(Struct, eq=False):
     """A message that a group has been given and has not settled."""
 
-    __slots__ = (
-        "attempts", "due_at_ms", "identity", "is_settling", "last_error", "lease_ms", "offset", "owner", "policy",
-        "progress", "state",
-    )  # fmt: skip
-
-    def __init__(self, progress: Progress, offset: int) -> None:
-        self.progress = progress
-        self.offset = offset
-        self.state = READY
-        self.attempts = 0
-        self.owner = ""
-        """The last one; empty when nobody had it since the start."""
-        self.lease_ms = 0
-        self.due_at_ms = 0
-        """When the lease ends or the retry is due."""
-        self.last_error = ""
-        self.policy: RetryPolicy | None = None
-        self.identity = b""
-        """Of the key that its worker began with, and has not marked since."""
-        self.is_settling = False
+    progress: Progress
+    offset: int
+    state: int = READY
+    attempts: int = 0
+    owner: str = ""
+    """The last one; empty when nobody had it since the start."""
+    lease_ms: int = 0
+    due_at_ms: int = 0
+    """When the lease ends or the retry is due."""
+    policy: RetryPolicy | None = None
+    last_error: str = ""
+    identity: bytes = b""
+    """Of the key that its worker began with, and has not marked since."""
+    is_settling: bool = False
 
 
 class Progress:
