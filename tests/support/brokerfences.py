@@ -22,6 +22,7 @@ from tests.support.streams import unique
 from tests.support.wait import until, within
 
 LEASE_MS = 1_500
+LATE = 32
 
 
 async def asked(call: Callable[..., Any], *args: Any) -> Any:
@@ -99,12 +100,20 @@ async def settles_nothing(url: str) -> list[str]:
 
 
 async def stores_nothing(url: str) -> list[str]:
-    """What the stale owner stores is refused: its successor would never deliver it."""
-    async with replaced(url, room=3) as scene:
-        await _next_owner(scene)
-        body = ProduceBody(topic=scene.topic, value="late")
-        answer = await asked(scene.cell.produce, body, scene.cell.topic.number, None, None)
-        return [] if isinstance(answer, OncewireError) else ["the stale owner stored a message behind its successor"]
+    """What the stale owner stores is refused, one message and many: its successor would never deliver it."""
+    problems: list[str] = []
+    for count in (1, LATE):
+        async with replaced(url, room=3) as scene:
+            await _next_owner(scene)
+            number, body = scene.cell.topic.number, ProduceBody(topic=scene.topic, value="late")
+            late = [asked(scene.cell.produce, body, number, None, None) for _ in range(count)]
+            stored = [one for one in await asyncio.gather(*late) if not isinstance(one, OncewireError)]
+            if stored:
+                problems.append(f"the stale owner stored {len(stored)} of {count} messages behind its successor")
+            found = await scene.stale.node.client.get_batch(scene.cell.topic.stream, subject=scene.cell.subject)
+            if len(found) != 3:
+                problems.append(f"{len(found) - 3} of {count} messages landed behind the successor")
+    return problems
 
 
 async def delivers_nothing(url: str) -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from oncewire.broker.jetstream import names
+from oncewire.broker.jetstream.sending import has_ingest
 from oncewire.contracts import topics
 from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
 from oncewire.jetstream import Client, StoredMessage, codes
@@ -236,8 +237,13 @@ class Catalog:
         single as long as it lives."""
         window_ns = max(self._window_ns, window_ms * 1_000_000)
         found = await self._find_stream(topic.stream) or await self._make(topic, window_ns)
-        if found.get("duplicate_window", 0) < window_ns:
-            await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | {"duplicate_window": window_ns})
+        wanted = self._allowed() | {"duplicate_window": max(window_ns, found.get("duplicate_window", 0))}
+        if not wanted.items() <= found.items():
+            await self._client.api(f"STREAM.UPDATE.{topic.stream}", found | wanted)
+
+    def _allowed(self) -> dict[str, Any]:
+        """What not every server has: a stream may have been made on an older one."""
+        return {"allow_batched": True} if has_ingest(self._client.connection) else {}
 
     async def _find_stream(self, stream: str) -> dict[str, Any]:
         """Its configuration; empty when there is none."""
@@ -286,6 +292,7 @@ class Catalog:
             "duplicate_window": window_ns,
             "allow_direct": True,
             "allow_atomic": True,
+            **self._allowed(),
             "metadata": {
                 topics.NUMBER: str(topic.number),
                 topics.NAME: topic.name,

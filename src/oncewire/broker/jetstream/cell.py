@@ -36,6 +36,7 @@ from oncewire.broker.jetstream.sending import (
     Frame,
     Outlet,
     Sending,
+    Way,
     expect,
     fence,
     for_clients,
@@ -94,6 +95,11 @@ class Home(Protocol):
     def gone_of(self, number: int) -> dict[int, int]:
         """Of a topic's partitions the last offset that is known to be gone."""
 
+    def find(
+        self, cell: Cell, bodies: list[bytes], last: int, done: Callable[[list[int] | OncewireError], None]
+    ) -> None:
+        """The sequences of messages that were stored one behind the other, up to the last one's."""
+
     def doubt(self, cell: Cell) -> None:
         """Read again what is stored."""
 
@@ -108,11 +114,16 @@ class CellDesk(Desk):
     another partition keeps."""
 
     def __init__(self, cell: Cell) -> None:
-        super().__init__(cell.state, packed.encode_record)
+        super().__init__(cell.state, None)  # they are encoded all at once, when they go
         self._cell = cell
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
-        for record in step.records:
+        records = step.records
+        if len(records) == 1 and type(acked := records[0]) is Acked and not acked.identity:  # nearly all are that
+            self._filling.records.append(acked)
+            self._filling.waiters.append((done, step.answer))
+            return
+        for record in records:
             if self._is_shipped(record):
                 break
         else:
@@ -190,6 +201,7 @@ class Cell:
         self.records_subject = topics.records_of(topic.number, partition)
         self.subject_raw = self.subject.encode()
         self._records_subject = self.records_subject.encode()
+        self.tail = home.outlet.tail_of(topic.number)
         self.phase = Phase.OPENING
         self.loss = ""
         """Why it is gone."""
@@ -211,6 +223,8 @@ class Cell:
         self.message_head = self.plain_header = b""
         self._error: OncewireError | None = None
         """Of the first commit that failed, until all others have ended too."""
+        self.is_due = False
+        """Whether it is looked at soon anyway."""
         self._is_recording = False
         self._is_unsure = False
         """Whether a packed record whose commit failed may be stored."""
@@ -240,6 +254,7 @@ class Cell:
 
     def set_fence(self, sequence: int) -> None:
         self.fence = sequence
+        self.tail.reach(sequence)
         self.message_head = fence(sequence, self.fence_subject)
         self.plain_header = header_of(self.message_head)
 
@@ -256,8 +271,12 @@ class Cell:
 
     def submit(self, step: Step, done: Callable[[Any], None]) -> None:
         self.desk.submit(step, done)
-        if self.desk.can_cut:
-            self.home.wake(self)
+        if not self.is_due and self.desk.can_cut:
+            self._wake()
+
+    def _wake(self) -> None:
+        self.is_due = True
+        self.home.wake(self)
 
     def produce(
         self,
@@ -295,7 +314,8 @@ class Cell:
 
     def _take_in(self, stored: Stored, done: Callable[[Produced | OncewireError], None], topic: str) -> None:
         self.intake.add(stored, done, topic)
-        self.home.wake(self)
+        if not self.is_due:
+            self._wake()
 
     def settle(self, request: Settle, done: Callable[[Any], None]) -> None:
         self.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
@@ -327,6 +347,7 @@ class Cell:
         """Send what waits, deliver what can be delivered."""
         self.go()
         self.hand_out()
+        self.is_due = False
         self.go()
 
     def hand_out(self) -> None:
@@ -345,6 +366,11 @@ class Cell:
         return self.desk.is_idle and self.intake.is_idle
 
     @property
+    def is_quiet(self) -> bool:
+        """The server has nothing of it to do, and no message waits."""
+        return not self._is_recording and self.intake.is_idle
+
+    @property
     def may_send(self) -> bool:
         return self.phase is Phase.OPEN or self.phase is Phase.LEAVING
 
@@ -356,15 +382,17 @@ class Cell:
             self._record()
 
     def _record(self) -> None:
-        encoded, groups = self.desk.cut(), packed.groups_of(self.state, self.desk.going)
+        self.desk.cut()
+        records = self.desk.going
+        groups = packed.groups_of(self.state, records)
         frames: list[Frame] = []
-        for run in packed.split(encoded):
+        for run in packed.runs_of(records):
             after = SAME_BATCH if frames else self.record_sequence
             head = b"" if frames else header_of(expect(after))
             frames.append((head, packed.pack(self.node, after, groups, run, self.topic)))
         self._is_recording = True
-        is_batch = len(frames) > 1
-        failed = self.home.outlet.send(self._records_subject, frames, self._recorded, is_batch=is_batch)
+        way = Way.BATCH if len(frames) > 1 else Way.SINGLES
+        failed = self.home.outlet.send(self._records_subject, frames, self._recorded, way)
         if isinstance(failed, OncewireError):
             self._record_failed(failed, is_unsure=False)
 
@@ -374,7 +402,7 @@ class Cell:
         if sending.error is not None:
             self._record_failed(sending.error, is_unsure=not sending.is_nothing_stored)
             return
-        desk, self._is_recording = self.desk, False
+        desk, self._is_recording, self.is_due = self.desk, False, True
         self.record_sequence = sending.sequences[-1]
         self.home.on_step("recorded")
         trimmed = [(record, self._stored_at(record)) for record in desk.going if type(record) is Trimmed]
@@ -385,7 +413,7 @@ class Cell:
         if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
             self.home.snapshot(self)
         self.go()
-        takes_halves = self.intake.is_idle and self.home.outlet.takes_halves(count)
+        takes_halves = self.is_quiet and self.home.outlet.takes_halves(count)
         desk.answered(self.go if takes_halves else None)
         self.look()
         self.settle_down()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from oncewire.broker import rules
 from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream import names
-from oncewire.broker.jetstream.sending import Sending, for_clients, header_of, unknown
+from oncewire.broker.jetstream.sending import Sending, Way, for_clients, header_of, unknown
 from oncewire.contracts.records import Stored
 from oncewire.errors import OncewireError, OutcomeUnknown, Unavailable
 from oncewire.jetstream import codes
@@ -38,12 +38,12 @@ Done = Callable[[Produced | OncewireError], None]
 class _Group:
     """Messages that were sent together, and who waits for them under which topic's name."""
 
-    __slots__ = ("error", "is_batch", "is_over", "records", "sending", "told")
+    __slots__ = ("error", "is_over", "records", "sending", "told", "way")
 
-    def __init__(self, records: list[Stored], told: list[tuple[Done, str]], is_batch: bool) -> None:
+    def __init__(self, records: list[Stored], told: list[tuple[Done, str]], way: Way) -> None:
         self.records = records
         self.told = told
-        self.is_batch = is_batch
+        self.way = way
         self.sending: Sending | None = None
         self.error: OncewireError | None = None
         self.is_over = False
@@ -91,22 +91,33 @@ class Intake:
         """Send what waits."""
         cell, outlet, going = self._cell, self._cell.home.outlet, self._going
         while self._waiting and cell.may_send:
-            if going and (going[-1].is_batch or len(going) == GROUPS_MAX or outlet.is_clustered):
+            if going and (going[-1].way is Way.BATCH or len(going) == GROUPS_MAX or outlet.is_clustered):
                 return
-            is_batch = outlet.wants_batch(min(len(self._waiting), BATCH_MESSAGES_MAX))
+            records = self._waiting[:BATCH_MESSAGES_MAX]
+            is_batch = outlet.wants_batch(len(records))
             if is_batch and going:
                 return
-            group = _Group(self._waiting[:BATCH_MESSAGES_MAX], self._told[:BATCH_MESSAGES_MAX], is_batch)
+            way = Way.BATCH if is_batch else self._one_by_one(records)
+            group = _Group(records, self._told[:BATCH_MESSAGES_MAX], way)
             del self._waiting[:BATCH_MESSAGES_MAX], self._told[:BATCH_MESSAGES_MAX]
             self._bytes = sum(one.size for one in self._waiting) if self._waiting else 0
             going.append(group)
             self._send(group)
 
+    def _one_by_one(self, records: list[Stored]) -> Way:
+        """One answer for all does not say which of them stood there already under their ids."""
+        if any(one.identity for one in records):
+            return Way.SINGLES
+        takes_ingest = self._cell.home.outlet.takes_ingest(len(records), self._cell.tail)
+        return Way.INGEST if takes_ingest else Way.SINGLES
+
     def _send(self, group: _Group) -> None:
         cell, plain = self._cell, self._cell.plain_header
         frames = [(self._header_of(one) if one.identity else plain, one.body) for one in group.records]
         sent = partial(self._sent, group)
-        failed = cell.home.outlet.send(cell.subject_raw, frames, sent, is_batch=group.is_batch, guard=cell.message_head)
+        failed = cell.home.outlet.send(
+            cell.subject_raw, frames, sent, group.way, guard=cell.message_head, tail=cell.tail
+        )
         if isinstance(failed, OncewireError):
             group.error, group.is_over = failed, True
             self._ended()
@@ -124,10 +135,27 @@ class Intake:
     def _sent(self, group: _Group, sending: Sending) -> None:
         error = sending.error
         if error is not None and error.server_code == codes.BATCH_DUPLICATE and group in self._going:
-            group.is_batch = False  # nothing of it is stored: one by one it turns out which stands there already
+            group.way = Way.SINGLES  # nothing of it is stored: one by one it turns out which stands there already
             self._send(group)
             return
-        group.sending, group.error, group.is_over = sending, error, True
+        group.sending, group.error = sending, error
+        if error is None and sending.is_vague:
+            bodies = [one.body for one in group.records]
+            self._cell.home.find(self._cell, bodies, sending.sequences[-1], partial(self._found, group))
+            return
+        group.is_over = True
+        self._ended()
+
+    def _found(self, group: _Group, found: list[int] | OncewireError) -> None:
+        """Where the group stands, when others wrote between."""
+        if group not in self._going:
+            return  # given up meanwhile
+        assert group.sending is not None
+        if isinstance(found, OncewireError):
+            group.error = found
+        else:
+            group.sending.sequences = found
+        group.is_over = True
         self._ended()
 
     def _ended(self) -> None:
@@ -142,6 +170,7 @@ class Intake:
         cell, sending, records = self._cell, group.sending, group.records
         assert sending is not None
         cell.home.on_step("stored")
+        cell.is_due = True
         for record, sequence in zip(records, sending.sequences, strict=True):
             record.offset = sequence - 1
         cell.message_sequence = max(cell.message_sequence, max(sending.sequences))
@@ -152,9 +181,9 @@ class Intake:
             cell.state.store_all(cell.held, [one for one in records if one.offset >= 0])
         else:
             cell.state.store_all(cell.held, records)
-        if not group.is_batch:
+        if group.way is not Way.BATCH:
             cell.go()
-        half = len(records) // 2 if not self._going and cell.home.outlet.takes_halves(len(records)) else 0
+        half = len(records) // 2 if cell.is_quiet and cell.home.outlet.takes_halves(len(records)) else 0
         _tell(group.told[:half], records[:half])
         if half:
             cell.go()

@@ -31,7 +31,7 @@ from oncewire.broker.local import Clock
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.view import show_partition
 from oncewire.contracts import topics
-from oncewire.errors import Conflict, NotFound, OncewireError, Refused, Unavailable
+from oncewire.errors import Conflict, NotFound, OncewireError, OutcomeUnknown, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing
 from oncewire.jetstream.options import State as ConnectionState
 
@@ -444,6 +444,19 @@ class Node:
                 _log.info("%s is still in doubt: %s", cell.subject, error)
                 await asyncio.sleep(ATTACH_AGAIN_S)
 
+    def find(
+        self, cell: Cell, bodies: list[bytes], last: int, done: Callable[[list[int] | OncewireError], None]
+    ) -> None:
+        self.spawn(self._find(cell, bodies, last, done))
+
+    async def _find(
+        self, cell: Cell, bodies: list[bytes], last: int, done: Callable[[list[int] | OncewireError], None]
+    ) -> None:
+        try:
+            done(await self.taker.find(cell, bodies, last))
+        except (OncewireError, TimeoutError) as error:
+            done(OutcomeUnknown(f"outcome unknown: {error}", retry_after_s=1.0))
+
     def purge(self, cell: Cell, sequence: int) -> None:
         self.spawn(self._purge(cell.topic.stream, cell.subject, sequence))
 
@@ -574,3 +587,4 @@ class Node:
         for key in [key for key in self._owners if key[0] == topic.number]:
             del self._owners[key]
         self.keeper.gone.pop(topic.number, None)
+        self.outlet.tails.pop(topic.number, None)

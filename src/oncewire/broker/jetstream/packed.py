@@ -49,8 +49,8 @@ def taken(owner: str, after: int, at_ms: int, topic: Named) -> bytes:
     return encode_record(Packed(owner, after, taken=True, at_ms=at_ms, tenant=topic.tenant, topic=topic.name))
 
 
-def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes], topic: Named) -> bytes:
-    """One packed record of records that are encoded already."""
+def pack(owner: str, after: int, groups: dict[int, str], encoded: bytes, topic: Named) -> bytes:
+    """One packed record of a run of records that is encoded already."""
     head = encode_record(
         {
             "owner": owner,
@@ -60,7 +60,7 @@ def pack(owner: str, after: int, groups: dict[int, str], encoded: list[bytes], t
             "topic": topic.name,
         }
     )
-    return head[:-1] + b',"records":[' + b",".join(encoded) + b"]}"
+    return b'%b,"records":%b}' % (head[:-1], encoded)
 
 
 _OF_GROUPS = (Acked, Retried, Buried, GroupSeen, Marked)
@@ -71,6 +71,14 @@ def groups_of(state: State, records: Sequence[Record]) -> dict[int, str]:
     made = {record.group: record.name for record in records if type(record) is GroupMade}
     spoken = {record.group for record in records if isinstance(record, _OF_GROUPS)}
     return made | {number: state.groups[number].name for number in spoken - made.keys()}
+
+
+def runs_of(records: Sequence[Record]) -> list[bytes]:
+    """Records, encoded, in runs that fit into a message each."""
+    encoded = encode_record(records)
+    if len(encoded) <= PART_BYTES_MAX:
+        return [encoded]
+    return [b"[%b]" % b",".join(run) for run in split([encode_record(one) for one in records])]
 
 
 def split(encoded: list[bytes]) -> list[list[bytes]]:

@@ -22,8 +22,8 @@ from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.cell import Cell, Page, Phase
 from oncewire.contracts import topics
 from oncewire.contracts.records import SAME_BATCH, decode_body, decode_packed
-from oncewire.errors import Conflict, Corrupt, NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, Outgoing, Start, codes, parse_reply
+from oncewire.errors import Conflict, Corrupt, NotFound, OncewireError, OutcomeUnknown, Unavailable
+from oncewire.jetstream import Client, Outgoing, Start, StoredMessage, codes, parse_reply
 from oncewire.jetstream.protocol import Message
 
 FIRST_PAGE: Final = 256
@@ -100,6 +100,21 @@ class Taker:
         if last > cell.message_sequence:
             await self._read_up_to(cell, cell.message_sequence + 1, last, is_new=True)
         cell.phase = Phase.OPEN
+
+    async def find(self, cell: Cell, bodies: list[bytes], last: int) -> list[int]:
+        """The sequences of messages that only this node can have written, one behind the other, up to the last."""
+        found: list[StoredMessage] = []
+        sequence = cell.message_sequence + 1
+        while sequence <= last:
+            page = await self._client.get_batch(cell.topic.stream, sequence=sequence, subject=cell.subject)
+            if not page:
+                break
+            found += [one for one in page if one.sequence <= last]
+            sequence = page[-1].sequence + 1
+        mine = found[-len(bodies) :]
+        if [one.payload for one in mine] != bodies:
+            raise OutcomeUnknown(f"something else stands in {cell.subject} up to {last}", retry_after_s=1.0)
+        return [one.sequence for one in mine]
 
     # ---- fences
 
@@ -192,6 +207,7 @@ class Taker:
 
     async def _read_messages(self, cell: Cell) -> None:
         cell.message_sequence = last = await self._last(cell.topic.stream, cell.subject)
+        cell.tail.reach(last)
         progress = [group.progress[cell.partition] for group in cell.state.groups.values()]
         floor = min((one.floor for one in progress), default=cell.messages.trimmed)
         cell.loaded_from = floor + 2

@@ -1,0 +1,125 @@
+"""Many messages that one answer confirms: each is where its producer was told, whoever else writes to the stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from oncewire.broker.engine import Produced
+from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
+from oncewire.contracts.broker import ProduceBody
+from oncewire.contracts.records import decode_document
+from oncewire.jetstream import Client, Outgoing, connect
+from tests.support.brokerfences import asked
+from tests.support.nats import NatsServer, nats_server
+from tests.support.streams import unique
+from tests.support.wait import within
+
+MANY = 64
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with nats_server() as one:
+        yield one
+
+
+@contextlib.asynccontextmanager
+async def node(url: str) -> AsyncIterator[JetStreamEngine]:
+    async with connect(url) as client:
+        engine = await open_jetstream(client)
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
+
+async def topic_of(engine: JetStreamEngine, partitions: int = 1) -> str:
+    """A new topic; its partitions are taken."""
+    name = unique("ingest")
+    await asked(engine.create_topic, "", name, partitions)
+    for number in range(partitions):
+        await asked(engine.produce, "", ProduceBody(topic=name, value="first", key=f"{number}"))
+    return name
+
+
+def begin(engine: JetStreamEngine, topic: str, values: list[str]) -> asyncio.Future[Any]:
+    """All at once, as clients that ask together do."""
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    engine.produce_many("", [ProduceBody(topic=topic, value=one, key=one) for one in values], done.set_result)
+    return done
+
+
+async def where(engine: JetStreamEngine, topic: str, told: list[Produced]) -> list[str]:
+    """The values that stand where the producers were told."""
+    stream = engine.node.catalog.topics["", topic].stream
+    found: dict[int, str] = {}
+    sequence = 1
+    while page := await engine.node.client.get_batch(stream, sequence=sequence):
+        found |= {one.sequence: decode_document(one.payload).value for one in page if one.payload.startswith(b"{")}
+        sequence = page[-1].sequence + 1
+    return [found[one.offset + 1] for one in told]
+
+
+async def test_many_without_keys_go_by_fast_ingest(server: NatsServer) -> None:
+    async with node(server.url) as engine:
+        topic = await topic_of(engine)
+        values = [f"v{n}" for n in range(MANY)]
+        told = begin(engine, topic, values)
+        while not told.done() and not engine.node.outlet.ingests:
+            await asyncio.sleep(0)
+        assert 1 == len(engine.node.outlet.ingests)
+        assert values == await where(engine, topic, await within(told))
+
+
+async def test_partitions_of_one_node_do_not_disturb_each_other(server: NatsServer) -> None:
+    async with node(server.url) as engine:
+        topic = await topic_of(engine, partitions=4)
+        for turn in range(ROUNDS):
+            values = [f"{turn}-{n}" for n in range(MANY)]
+            assert values == await where(engine, topic, await within(begin(engine, topic, values)))
+            assert engine.node.outlet.tail_of(engine.node.catalog.topics["", topic].number).choose_ingest()
+
+
+async def test_offsets_are_right_when_others_write_between(server: NatsServer) -> None:
+    async with node(server.url) as engine, connect(server.url) as other:
+        topic = await topic_of(engine)
+        gaps = 0
+        async with writing(other, f"{engine.node.catalog.topics['', topic].prefix}.keys"):
+            for turn in range(ROUNDS):
+                values = [f"{turn}-{n}" for n in range(MANY)]
+                produced = await within(begin(engine, topic, values))
+                assert values == await where(engine, topic, produced)
+                gaps += produced[-1].offset - produced[0].offset >= MANY
+        assert gaps, "nobody wrote between: this shows nothing"
+
+
+@contextlib.asynccontextmanager
+async def writing(client: Client, subject: str) -> AsyncIterator[None]:
+    async def write() -> None:
+        while True:
+            await client.publish_many([Outgoing(subject, b"[]") for _ in range(MANY)])
+
+    task = asyncio.create_task(write())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_stream_of_an_older_server_learns_it(server: NatsServer) -> None:
+    async with node(server.url) as engine:
+        topic = await topic_of(engine)
+        listed = engine.node.catalog.topics["", topic]
+        info = await engine.node.client.api(f"STREAM.INFO.{listed.stream}")
+        older = info["config"] | {"allow_batched": False}
+        await engine.node.client.api(f"STREAM.UPDATE.{listed.stream}", older)
+    async with node(server.url) as engine:
+        values = [f"v{n}" for n in range(MANY)]
+        assert values == await where(engine, topic, await within(begin(engine, topic, values)))
