@@ -74,9 +74,11 @@ class Rate:
 
     def __init__(self, engine: Engine, clients: int, *, is_cycle: bool, keys: int = 1) -> None:
         self._engine, self._clients, self._is_cycle = engine, clients, is_cycle
-        self._bodies = [ProduceBody(topic=TOPIC, value=VALUE, key=f"k{n}" if keys > 1 else "") for n in range(keys)]
-        self._count = self._next = 0
-        self._ends_at = 0.0
+        bodies = [ProduceBody(topic=TOPIC, value=VALUE, key=f"k{n}" if keys > 1 else "") for n in range(keys)]
+        self._bodies = itertools.cycle(bodies)
+        self._answered = self._stored if is_cycle else self._again
+        self._count = 0
+        self._is_over = False
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> tuple[float, float]:
@@ -85,7 +87,7 @@ class Rate:
             consume = Consume(TOPIC, GROUP, "a", 600_000)
             subscription = await asked(self._engine.subscribe, "", consume, Acks(self._engine, self._again))
         begun, cpu = time.perf_counter(), time.process_time()
-        self._ends_at = begun + SECONDS
+        asyncio.get_running_loop().call_later(SECONDS, self._end)
         for _ in range(self._clients):
             self._produce()
         await self._ended
@@ -94,24 +96,26 @@ class Rate:
             subscription.close()
         return self._count / took, used / max(1, self._count) * 1e6
 
+    def _end(self) -> None:
+        self._is_over = True
+        if not self._ended.done():
+            self._ended.set_result(None)
+
     def _produce(self) -> None:
-        self._next += 1
-        body = self._bodies[self._next % len(self._bodies)]
-        self._engine.produce("", body, self._stored if self._is_cycle else self._again)
+        self._engine.produce("", next(self._bodies), self._answered)
 
     def _stored(self, answer: Any) -> None:
-        if isinstance(answer, OncewireError) and time.perf_counter() < self._ends_at:
+        if isinstance(answer, OncewireError) and not self._is_over:
             self._fail(answer)  # behind the end the topic may be gone
 
     def _again(self, answer: Any) -> None:
-        if time.perf_counter() >= self._ends_at:
-            if not self._ended.done():
-                self._ended.set_result(None)
-        elif isinstance(answer, OncewireError):
+        if self._is_over:
+            return
+        if isinstance(answer, OncewireError):
             self._fail(answer)
         else:
             self._count += 1
-            self._produce()
+            self._engine.produce("", next(self._bodies), self._answered)
 
     def _fail(self, error: OncewireError) -> None:
         if not self._ended.done():

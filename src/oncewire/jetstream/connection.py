@@ -484,7 +484,12 @@ class Connection:
             self._flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self.loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush_due)
+
+    def push(self) -> None:
+        """Let go what was written in this turn: the server has work while more is made."""
+        if self._out:
+            self._flush()
 
     def _check_room(self, size: int) -> None:
         transport = self._wire.transport if self._wire else None
@@ -495,8 +500,11 @@ class Connection:
                 hint="The server does not read fast enough: wait with `ready`, or send less.",
             )
 
-    def _flush(self) -> None:
+    def _flush_due(self) -> None:
         self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
         if self._wire is not None and self._out:
             self._flush_to(self._wire)
 

@@ -376,9 +376,9 @@ class Cell:
 
     def go(self) -> None:
         """Send what waits, as far as it may go."""
-        if self.may_send:
+        if self.intake.has_waiting and self.may_send:
             self.intake.go()
-        if self.may_send and self.desk.can_cut:
+        if self.desk.can_cut and self.may_send:
             self._record()
 
     def _record(self) -> None:
@@ -413,6 +413,7 @@ class Cell:
         if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
             self.home.snapshot(self)
         self.go()
+        self.home.outlet.connection.push()
         takes_halves = self.is_quiet and self.home.outlet.takes_halves(count)
         desk.answered(self.go if takes_halves else None)
         self.look()

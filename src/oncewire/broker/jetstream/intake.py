@@ -71,6 +71,10 @@ class Intake:
         return self._bytes >= self._cell.home.limits.commit_bytes_max
 
     @property
+    def has_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
     def is_idle(self) -> bool:
         return not self._going and not self._waiting
 
