@@ -25,7 +25,7 @@ from oncewire.settings import resolve
 LATE_S = 0.05
 STEPS = (
     "entry", "unlisted", "cleared", "lease", "fence", "replay", "taken", "open", "stored", "recorded", "kept", "reread",
-    "letter", "snapshot", "release",
+    "letter", "snapshot", "release", "chosen", "purge",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import contextlib
 import random
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from oncewire.contracts import topics
 from oncewire.errors import OncewireError, Unavailable
 from oncewire.jetstream import connect
 from tests.faults.broker_node import MUTATIONS, STEPS
+from tests.support import brokernodes
 from tests.support.brokernodes import GROUP, NodeProcess, Proxy, Witness
 from tests.support.nats import Cluster, NatsServer, nats_cluster, nats_server
 from tests.support.wait import until_async
@@ -29,6 +31,8 @@ TIMES = 20
 DIES_S = 20.0
 BREAK_S = 0.5
 BRIEF_S = 2.0
+KEPT_MS = {"purge": 20_000}
+"""Where messages are trimmed and purged during the run; still longer than anybody tries to produce with one key."""
 MANY = {"stored": 40, "recorded": 40}
 """Steps that come at every commit: the kill lands at any of so many."""
 
@@ -58,7 +62,7 @@ class Kills:
         while self.landed == before:
             count = self._chance.randint(1, MANY.get(self._step, 1))
             url = self._proxy.url if self._step == "reread" else self._server.url
-            victim = await NodeProcess(url, LEASE_MS, step=self._step, count=count).start()
+            victim = await node_of(url, self._step, step=self._step, count=count).start()
             self._witness.add(victim)
             died_at = await self._killed(victim)
             await victim.end()
@@ -72,7 +76,7 @@ class Kills:
                 await self._witness.settled(40)
                 await self._steady.end()
                 died_at = await victim.dies_at(DIES_S)
-                self._steady = await NodeProcess(self._server.url, LEASE_MS).start()
+                self._steady = await node_of(self._server.url, self._step).start()
                 self._witness.add(self._steady)
                 return died_at
             case "release":
@@ -111,6 +115,11 @@ class Kills:
         return died_at
 
 
+def node_of(url: str, tried: str, **built: Any) -> NodeProcess:
+    """A node for the runs of one step; with `step` it dies there."""
+    return NodeProcess(url, LEASE_MS, kept_ms=KEPT_MS.get(tried, brokernodes.KEPT_MS), **built)
+
+
 async def is_stored(client: BrokerClient, name: str) -> bool:
     try:
         await client.create_topic(name)
@@ -131,7 +140,7 @@ async def is_clean(url: str, node: NodeProcess) -> bool:
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_node_killed_at_a_step_loses_and_doubles_nothing(step: str, server: NatsServer) -> None:
-    steady = await NodeProcess(server.url, LEASE_MS).start()
+    steady = await node_of(server.url, step).start()
     witness = Witness(seed=STEPS.index(step))
     async with Proxy(server.port) as proxy, witness.watching(steady):
         kills = Kills(witness, server, proxy, steady, step)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from oncewire.broker.client import BrokerClient
-from oncewire.broker.client.calls import Lease
+from oncewire.broker.client.calls import Lease, Message
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
 from oncewire.errors import OncewireError, Unavailable
 from tests.support.up import clean_environ
@@ -37,6 +37,12 @@ from tests.support.wait import until, until_async
 BROKER = [sys.executable, "-m", "tests.faults.broker_node"]
 ROOT = Path(__file__).parents[2]
 TOPIC, GROUP = "t", "g"
+NAMED = "named"
+"""A topic under whose name messages are produced that go to the other one."""
+KEPT_MS = 600_000
+"""For so long keys are remembered and settled messages kept: longer than any run, but where that is what is tried."""
+CROWD = 12
+"""Messages that are produced together, without keys and to one partition: one answer of the server confirms them."""
 LEASE_MS = 12 * 3_600_000
 """Longer than any run: a lease that ends buries its message at its first attempt."""
 NACKED = 0.05
@@ -52,6 +58,7 @@ EMPTY = 3
 LAST_WORDS_S = 0.5
 START_S = 60.0
 SETTLED_S = 60.0
+ONCE = RetryPolicy(max_attempts=1)
 Place = tuple[int, int]
 T = TypeVar("T")
 
@@ -60,12 +67,21 @@ class NodeProcess:
     """One node. `is_suspect` from a stop or cut on until it has surely begun a new session."""
 
     def __init__(
-        self, url: str, lease_ms: int, *, step: str = "", count: int = 1, env: str = "dev", mutation: str = ""
+        self,
+        url: str,
+        lease_ms: int,
+        *,
+        step: str = "",
+        count: int = 1,
+        env: str = "dev",
+        mutation: str = "",
+        kept_ms: int = KEPT_MS,
     ) -> None:
-        self._kind = (url, lease_ms, env)
+        self._kind = (url, lease_ms, env, kept_ms)
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
-            "broker_owner_lease_ms": str(lease_ms), "env": env,
+            "broker_owner_lease_ms": str(lease_ms), "env": env, "broker_settled_age_ms": str(kept_ms),
+            "broker_idempotency_ttl_ms": str(kept_ms),
         }  # fmt: skip
         self._words = [json.dumps(flags), step, str(count), mutation]
         self.process: asyncio.subprocess.Process | None = None
@@ -91,8 +107,8 @@ class NodeProcess:
 
     def like(self) -> NodeProcess:
         """Another one with its settings, built as it should be."""
-        url, lease_ms, env = self._kind
-        return NodeProcess(url, lease_ms, env=env)
+        url, lease_ms, env, kept_ms = self._kind
+        return NodeProcess(url, lease_ms, env=env, kept_ms=kept_ms)
 
     async def dies_at(self, within_s: float) -> str:
         """The step at which it has killed itself; '' when it lives on, or has ended as it should."""
@@ -210,7 +226,8 @@ class Witness:
             for node in nodes:
                 self._listen(node)
             await until_async(partial(self._has_topic, nodes[0]), "the topic", deadline_s=START_S)
-            self._producers = [asyncio.create_task(self._produce()) for _ in range(producers)]
+            works = [*(self._produce() for _ in range(producers)), self._produce_crowds(), self._produce_elsewhere()]
+            self._producers = [asyncio.create_task(work) for work in works]
             self._tasks += self._producers
             self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
             yield self
@@ -226,6 +243,7 @@ class Witness:
     async def _has_topic(self, node: NodeProcess) -> bool:
         try:
             await self._client(node).create_topic(TOPIC, partitions=self.partitions)
+            await self._client(node).create_topic(NAMED)
         except Unavailable:
             return False
         return True
@@ -278,10 +296,40 @@ class Witness:
 
         await until(is_over, f"{count} more acks than {before}", deadline_s=SETTLED_S)
 
+    def _value(self) -> str:
+        self._next += 1
+        return f"v{self._next}"
+
+    async def _produce_crowds(self) -> None:
+        while True:
+            values = [self._value() for _ in range(CROWD)]
+            messages = [Message(TOPIC, value, "crowd", BrokerEnvelope(retry_policy=ONCE)) for value in values]
+            try:
+                node = self._any()
+                told = await self._asked(node, self._client(node).produce_many(messages))
+                self.produced |= {value for value, one in zip(values, told, strict=True) if one.problem is None}
+            except OncewireError:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.1)
+
+    async def _produce_elsewhere(self) -> None:
+        """Under another topic's name, again with the same key until it is answered."""
+        while True:
+            value = self._value()
+            envelope = BrokerEnvelope(idempotency_key=value, target_topic=TOPIC, retry_policy=ONCE)
+            while value not in self.produced:
+                try:
+                    node = self._any()
+                    await self._asked(node, self._client(node).produce(NAMED, value, key=value, envelope=envelope))
+                    self.produced.add(value)
+                except OncewireError:
+                    await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
+
     async def _produce(self) -> None:
         while True:
-            value, self._next = f"v{self._next}", self._next + 1
-            envelope = BrokerEnvelope(idempotency_key=value, retry_policy=RetryPolicy(max_attempts=1))
+            value = self._value()
+            envelope = BrokerEnvelope(idempotency_key=value, retry_policy=ONCE)
             try:
                 node = self._any()
                 await self._asked(node, self._client(node).produce(TOPIC, value, key=value, envelope=envelope))

@@ -274,6 +274,7 @@ class JetStreamEngine:
         """Where the message with this key goes; None when it stands in the named topic itself."""
         choice = msgspec.json.encode([place.topic.name, place.partition])
         ack = await self.node.client.publish_one(Outgoing(f"{named.prefix}.keys", choice, message_id))
+        self.node.on_step("chosen")
         if not ack.is_duplicate:
             return place
         first = await self.node.client.get(named.stream, ack.sequence, is_exact=True)

@@ -66,6 +66,8 @@ class Node:
         letter                                 a dead letter is stored, its message is not settled yet
         snapshot                               one is written
         release                                a partition is left in order
+        chosen                                 a key is noted in the topic that was named, its message is nowhere yet
+        purge                                  messages count as trimmed, and are stored yet
     """
 
     def __init__(self, client: Client, limits: Limits, lease_ms: int, replicas: int, clock: Clock) -> None:
@@ -461,6 +463,7 @@ class Node:
         self.spawn(self._purge(cell.topic.stream, cell.subject, sequence))
 
     async def _purge(self, stream: str, subject: str, sequence: int) -> None:
+        self.on_step("purge")
         try:
             await self.client.api(f"STREAM.PURGE.{stream}", {"filter": subject, "seq": sequence})
         except OncewireError as error:
