@@ -195,8 +195,10 @@ class Proxy:
 class Witness:
     """See the module's head."""
 
-    def __init__(self, seed: int, partitions: int = 4) -> None:
+    def __init__(self, seed: int, partitions: int = 4, *, has_keys: bool = True) -> None:
+        """`has_keys`: not where they are forgotten during the run, since a client tries with a key for long."""
         self.chance = random.Random(seed)
+        self._has_keys = has_keys
         self.partitions = partitions
         self.nodes: list[NodeProcess] = []
         self.produced: set[str] = set()
@@ -226,7 +228,9 @@ class Witness:
             for node in nodes:
                 self._listen(node)
             await until_async(partial(self._has_topic, nodes[0]), "the topic", deadline_s=START_S)
-            works = [*(self._produce() for _ in range(producers)), self._produce_crowds(), self._produce_elsewhere()]
+            works = [*(self._produce() for _ in range(producers)), self._produce_crowds()]
+            if self._has_keys:
+                works.append(self._produce_elsewhere())
             self._producers = [asyncio.create_task(work) for work in works]
             self._tasks += self._producers
             self._tasks += [asyncio.create_task(self._settle()) for _ in range(4)]
@@ -329,7 +333,7 @@ class Witness:
     async def _produce(self) -> None:
         while True:
             value = self._value()
-            envelope = BrokerEnvelope(idempotency_key=value, retry_policy=ONCE)
+            envelope = BrokerEnvelope(idempotency_key=value if self._has_keys else "", retry_policy=ONCE)
             try:
                 node = self._any()
                 await self._asked(node, self._client(node).produce(TOPIC, value, key=value, envelope=envelope))
