@@ -5,8 +5,8 @@
              many were stored and where the last one stands; the first that is refused ends it
     batch    one atomic batch: all or nothing, one sync
 
-Whether a batch is quicker for as many as wait is learned (jetstream/pace.py). In a cluster only one message with an expectation
-may be on its way per subject, so more than one go as a batch.
+Whether a batch is quicker for as many as wait is learned (jetstream/pace.py). In a cluster only one message with an
+expectation may be on its way per subject, so more than one go as a batch.
 
 One answer for many says where each stands only if nobody else wrote to the stream meanwhile: when as many sequences
 have passed since the last one that this node knew of (Tail). Else `is_vague`, and the sender reads where they are.
