@@ -70,6 +70,26 @@ def test_a_machine_that_stands_still_by_chance_decides_nothing_for_long() -> Non
     assert chosen.count(True) < len(chosen) / 20
 
 
+def test_a_wrong_verdict_costs_one_block() -> None:
+    """Each batch of the trials met a machine that stood still; then a thousand messages are synced one by one."""
+    ways = Ways()
+    for _ in range(LAST):
+        ways.learn(TRIAL, 10_000.0, is_atomic=False)
+        ways.learn(TRIAL, 60_000.0, is_atomic=True)
+        ways.tried()
+    assert not send(ways, ALWAYS, 1_000)
+    assert {True} == {send(ways, ALWAYS, 1_000) for _ in range(10)}
+
+
+def test_fast_ingest_must_be_clearly_quicker_in_the_trials() -> None:
+    ways = Ways()
+    for _ in range(LAST):
+        ways.learn(TRIAL, 6_000.0, is_atomic=False)
+        ways.learn(TRIAL, 8_000.0, is_atomic=True)
+        ways.tried()
+    assert ways.choose_atomic(1_000)
+
+
 def test_a_server_that_becomes_another_one_is_noticed() -> None:
     """The disk became slow, and quick again."""
     ways = Ways()

@@ -3,6 +3,9 @@
 Fast ingest is quicker where the server does not sync always, an atomic batch by far where it does: one sync for all. So
 both are tried, in turns, at a size at which a thousand syncs cannot happen; what that shows holds for larger blocks. It
 is tried again now and then, since a disk may become slow. Blocks of about a trial's size are trials themselves.
+
+To be wrong about fast ingest makes an agent five times as slow, to be wrong about a batch a tenth: so fast ingest must
+be twice as quick in the trials, and a large block that it took long for is a reason to try both again at once.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from oncewire.jetstream.pace import LAST, Pace
 
 TRIAL: Final = 64
 """So many messages are sent each way."""
-AGAIN: Final = 200
+HANDICAP: Final = 2.0
+SLOW_US: Final = 60.0
+"""Per message of a large block: fast ingest takes less, unless each is synced."""
+AGAIN: Final = 50
 """After so many large blocks both ways are tried once more."""
 
 
@@ -38,7 +44,7 @@ class Ways:
         if count < 2 * TRIAL:
             return self._pace.choose_batch(count)
         self._blocks += 1
-        is_atomic = self._rounds > 0 or self._pace.is_batch_quicker(TRIAL)
+        is_atomic = self._rounds > 0 or self._pace.is_batch_quicker(TRIAL, HANDICAP)
         if self._blocks % AGAIN == 0:
             self._rounds = max(self._rounds, 1)
         return is_atomic
@@ -46,3 +52,5 @@ class Ways:
     def learn(self, count: int, took_us: float, *, is_atomic: bool) -> None:
         if count < 2 * TRIAL:
             self._pace.learn(count, took_us, is_batch=is_atomic)
+        elif not is_atomic and took_us > count * SLOW_US:
+            self._rounds = LAST
