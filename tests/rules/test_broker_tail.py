@@ -26,6 +26,13 @@ def test_an_older_sequence_takes_nothing_back() -> None:
     assert tail.take(2, 12)
 
 
+def test_behind_a_server_that_was_away_nothing_is_believed() -> None:
+    tail = Tail()
+    tail.reach(10)
+    tail.forget()
+    assert not tail.take(5, 15)
+
+
 def test_one_foreign_message_costs_no_pause() -> None:
     tail = Tail()
     tail.take(5, 6)

@@ -21,7 +21,7 @@ import random
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Coroutine
 from functools import partial
 from pathlib import Path
@@ -212,6 +212,8 @@ class Witness:
         self.buried: set[str] = set()
         self.gap_s = 0.0
         self.problems: list[str] = []
+        self._stories: defaultdict[Place, list[str]] = defaultdict(list)
+        """What was seen of each place, for who has to find out why."""
         self._clients: dict[str, BrokerClient] = {}
         self._next = 0
         self._delivered_at = 0.0
@@ -356,14 +358,18 @@ class Witness:
             self.gap_s = max(self.gap_s, now - self._delivered_at)
         self._delivered_at = now
         place = (delivery.partition, delivery.offset)
+        self._note(place, f"came from {node.url}, attempt {delivery.attempts}")
         if place in self.acked:
             if node.is_suspect:
                 self.stale += 1
             else:
-                self.problems.append(f"{place} was acked and came again from {node.url}")
+                self.problems.append(f"{place} was acked and came again: {self._stories[place]}")
         if self.places.setdefault(delivery.value, place) != place:
             self.problems.append(f"{delivery.value} stands at {self.places[delivery.value]} and {place}")
         self._waiting.put_nowait((node, delivery))
+
+    def _note(self, place: Place, what: str) -> None:
+        self._stories[place].append(f"{time.monotonic():.4f} {what}")
 
     async def _settle(self) -> None:
         while True:
@@ -382,14 +388,16 @@ class Witness:
                     self.buried.add(delivery.value)
                 else:
                     self.tried.add(place)
+                    self._note(place, f"acked at {settler.url} as {lease.owner}")
                     await self._asked(settler, self._client(settler).ack(lease))
             except OncewireError as error:
                 self.refused[place] = error.message
                 if isinstance(error, Unavailable):
                     self.unsure.add(place)
                 continue  # it comes again, from whoever owns it next
+            self._note(place, "settled")
             if was_acked:
-                self.problems.append(f"{place} was settled twice")
+                self.problems.append(f"{place} was settled twice: {self._stories[place]}")
             self.acked.add(place)
 
     async def _begin(self, settler: NodeProcess, lease: Lease, delivery: Delivery) -> None:

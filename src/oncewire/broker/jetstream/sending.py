@@ -81,6 +81,10 @@ class Tail:
         """What this node sends from now on comes behind it."""
         self._pause = self._rest = 0
 
+    def forget(self) -> None:
+        """A server that was away may have lost the end of the stream, and give the same sequences out again."""
+        self.sequence = 0
+
     def reach(self, sequence: int) -> None:
         self.sequence = max(self.sequence, sequence)
 
@@ -130,7 +134,7 @@ class Sending:
         """Wait for the answers; returns what to write."""
         raise NotImplementedError
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Wait for no more answers."""
         raise NotImplementedError
 
@@ -152,7 +156,7 @@ class Sending:
     def end(self) -> None:
         done, self._done = self._done, None
         if done is not None:
-            self._forget()
+            self.forget()
             self._outlet.ended(self)
             done(self)
 
@@ -172,7 +176,7 @@ class _Singles(Sending):
             ]
         )
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         if self._left:
             for number in range(self._base, self._base + len(self.sequences)):
                 self._outlet.connection.replies.pop(number, None)
@@ -224,7 +228,7 @@ class _Ingest(Sending):
             ]
         )  # fmt: skip
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self._outlet.ingests.pop(self._base, None)
 
     def on_message(self, message: Message) -> None:
@@ -284,7 +288,7 @@ class _Batch(Sending):
             parts.append(protocol.encode_pub(subject, reply, payload, lines))
         return b"".join(parts)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         for number in (self._base, self._base + len(self.sequences) - 1):
             self._outlet.connection.replies.pop(number, None)
 
@@ -362,6 +366,7 @@ class Outlet:
         try:
             self.connection.write(sending.begin(subject, frames, guard))
         except OncewireError as error:
+            sending.forget()
             return error
         self._open[sending] = None
         return sending
@@ -395,6 +400,8 @@ class Outlet:
         self._has_ingest = has_ingest(self.connection)
 
     def on_lost(self, reason: str) -> None:
+        for tail in self.tails.values():
+            tail.forget()
         for sending in list(self._open):
             sending.fail(OutcomeUnknown(f"the connection to NATS broke: outcome unknown ({reason})", retry_after_s=1.0))
 
