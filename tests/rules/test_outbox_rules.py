@@ -227,11 +227,11 @@ def test_lower_numbers_of_others_are_history() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "is_worth"),
-    [([], False), ([1], False), ([1] * 16, False), ([1] * 17, True), ([4, 4], False), ([5], True)],
+    ("sizes", "rounds"),
+    [([], []), ([1], [1]), ([1] * 17, [17]), ([4, 4], [2, 2, 2, 2]), ([1, 3, 2, 1], [4, 2, 1])],
 )
-def test_a_batch_is_for_many_rows_or_for_rows_that_would_wait_for_each_other(sizes: list[int], is_worth: bool) -> None:
-    assert is_worth == rules.is_worth_a_batch([Claim("c", 0, rows(1, size)) for size in sizes])
+def test_one_row_of_each_conversation_goes_in_a_round(sizes: list[int], rounds: list[int]) -> None:
+    assert rounds == rules.rounds_of([Claim("c", 0, rows(1, size)) for size in sizes])
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_as_many_conversations_are_wanted_as_fill_a_batch(found: int, conversati
 
 
 def test_the_pause_grows_with_the_work_between_two_bounds() -> None:
-    assert [rules.pause_ms(took) for took in (0, 5, 60, 500)] == [20.0, 20.0, 30.0, 100.0]
+    assert [rules.pause_ms(took) for took in (0, 5, 60, 500)] == [5.0, 5.0, 15.0, 100.0]
 
 
 def test_a_relay_is_idle_after_a_quiet_while_and_awake_with_the_first_row() -> None:

@@ -67,3 +67,20 @@ def test_a_server_that_becomes_another_one_is_noticed() -> None:
     assert batches_of(pace, ALWAYS, [64] * 1_000) > 900
     batches_of(pace, DEFAULT, [64] * 10_000)
     assert not pace.is_batch_quicker(64)
+
+
+def test_one_slow_sending_stands_for_larger_ones_that_nobody_has_measured() -> None:
+    """A thousand syncs are not needed to learn what sixteen have shown."""
+    pace = Pace()
+    pace.learn(16, 300.0 + 16 * 200.0, is_batch=False)
+    assert pace.is_batch_quicker(64)
+    assert pace.is_batch_quicker(BATCH_MESSAGES_MAX)
+    pace.learn(64, 300.0 + 64 * 10.0, is_batch=False)
+    assert not pace.is_batch_quicker(64), "what was measured counts"
+
+
+def test_messages_that_would_wait_for_each_other_go_as_a_batch() -> None:
+    pace = Pace()
+    assert not pace.choose_batch(200, [200])
+    assert not pace.choose_batch(200, [150, 40, 10])
+    assert pace.choose_batch(200, [8] * 25)

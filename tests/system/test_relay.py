@@ -162,7 +162,7 @@ async def test_a_hot_conversation_does_not_keep_the_others_waiting(place: Place)
         await place.enqueue(cold, "here")
     await place.relayed(batch_size=10)
     order = [one.conversation_id for one in await found_in_stream(place.nats_url)]
-    assert order.index(str(cold)) == 10
+    assert order.index(str(cold)) <= 10
 
 
 # ---- the fence

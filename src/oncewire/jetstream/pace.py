@@ -2,13 +2,15 @@
 
 By itself each costs the server a sync where it syncs always; a batch costs about two milliseconds whatever it holds.
 Neither is known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about
-one size: what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the
-last few measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
+one size: what sixteen took says little of sixty-four, since most of it may be the way there and back, and stands for it
+only as long as nothing better is known. The least of the last few measurements counts: a sending may be slow by chance,
+because the machine stood still, but not quick.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 EACH_US: Final = 150.0, 10.0
@@ -30,15 +32,21 @@ class Pace:
     def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
         (self._batches if is_batch else self._each).learn(count, took_us)
 
-    def choose_batch(self, count: int) -> bool:
-        """Decide for a sending, and forget a little of the way that it does not take."""
-        is_batch = self.is_batch_quicker(count)
-        (self._each if is_batch else self._batches).forget(count)
+    def choose_batch(self, count: int, rounds: Sequence[int] = ()) -> bool:
+        """Decide for a sending, and forget a little of the way that it does not take. `rounds` are the sizes in which
+        they would have to go by themselves, where some must wait for others."""
+        is_batch = self.is_batch_quicker(count, rounds)
+        if is_batch:
+            for size in {one.bit_length(): one for one in rounds or (count,)}.values():
+                self._each.forget(size)
+        else:
+            self._batches.forget(count)
         return is_batch
 
-    def is_batch_quicker(self, count: int, handicap: float = 1.0) -> bool:
+    def is_batch_quicker(self, count: int, rounds: Sequence[int] = (), *, handicap: float = 1.0) -> bool:
         """`handicap`: so many times what is measured the other way counts as."""
-        return count > 1 and self._batches.expected_us(count) < handicap * self._each.expected_us(count)
+        each_us = sum([self._each.expected_us(one) for one in rounds]) if rounds else self._each.expected_us(count)
+        return count > 1 and self._batches.expected_us(count) < handicap * each_us
 
 
 class _Way:
@@ -46,16 +54,20 @@ class _Way:
 
     def __init__(self, fixed_us: float, message_us: float) -> None:
         self._fixed_us, self._message_us = fixed_us, message_us
-        self._last = [deque([1.0], maxlen=LAST) for _ in range(_SIZES)]
+        self._last: list[deque[float]] = [deque(maxlen=LAST) for _ in range(_SIZES)]
         self._factors = [1.0] * _SIZES
 
     def expected_us(self, count: int) -> float:
         return self._factors[count.bit_length()] * self._guess_us(count)
 
     def learn(self, count: int, took_us: float) -> None:
-        last = self._last[count.bit_length()]
-        last.append(took_us / self._guess_us(count))
-        self._factors[count.bit_length()] = min(last)
+        size = count.bit_length()
+        self._last[size].append(took_us / self._guess_us(count))
+        self._factors[size] = min(self._last[size])
+        for larger in range(size + 1, _SIZES):
+            if self._last[larger]:
+                break
+            self._factors[larger] = self._factors[size]
 
     def forget(self, count: int) -> None:
         self._factors[count.bit_length()] *= _FORGET

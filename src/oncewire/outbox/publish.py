@@ -1,10 +1,12 @@
-"""Publishes claims: as one atomic batch over many conversations, or one by one where that is quicker or the batch was
-refused. In order within each conversation, whatever happens; what becomes of each conversation is the answer.
+"""Publishes claims: as one atomic batch over many conversations, or in rounds of single messages, one of each
+conversation, where that is quicker (learned, jetstream/pace.py) or the batch was refused. In order within each
+conversation, whatever happens; what becomes of each conversation is the answer.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -21,6 +23,7 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import Client, Outgoing, PubAck
+from oncewire.jetstream.pace import Pace
 from oncewire.outbox.rules import (
     Claim,
     Progress,
@@ -28,9 +31,9 @@ from oncewire.outbox.rules import (
     Stored,
     body_of,
     headers_of,
-    is_worth_a_batch,
     key_in,
     resolved,
+    rounds_of,
     started,
 )
 
@@ -58,6 +61,7 @@ class Publishing:
         self._is_traced = is_traced
         self._stream = ""
         self._has_batches = True
+        self._pace = Pace()
 
     async def publish(self, claims: Sequence[Claim], still_ours: StillOurs) -> list[Progress]:
         """How far each conversation came. Raises Unavailable when none can be published now.
@@ -66,7 +70,8 @@ class Publishing:
         not recorded, since then the fence no longer tells us from whoever has the claim now.
         """
         open_ones = [started(claim) for claim in claims]
-        if self._has_batches and is_worth_a_batch(claims):
+        rounds = rounds_of([one.claim for one in open_ones if not one.is_over])
+        if self._has_batches and self._pace.choose_batch(sum(rounds), rounds):
             open_ones = await self._as_batch(open_ones, still_ours)
         found = await self._one_by_one(open_ones, still_ours)
         if all(one.postponed and not one.confirmed for one in found):
@@ -113,7 +118,9 @@ class Publishing:
         if not messages:
             return given
         self._on_step("publishing")
+        began = time.monotonic()
         ack = await self._client.publish_atomic(messages, PUBLISH_S_MAX)
+        self._pace.learn(len(messages), (time.monotonic() - began) * 1e6, is_batch=True)
         place = ack.sequence - len(messages)
         found = []
         for one in given:
@@ -153,8 +160,10 @@ class Publishing:
         """Publish the next row of those at `places`; returns which were refused for what they expected."""
         messages = [self._message(found[place].next_row, found[place].expected) for place in places]
         self._on_step("publishing")
+        began = time.monotonic()
         try:
             outcomes = await self._client.publish_many(messages, PUBLISH_S_MAX)
+            self._pace.learn(len(messages), (time.monotonic() - began) * 1e6, is_batch=False)
         except Unavailable as away:
             outcomes = [away] * len(messages)
         refused = []

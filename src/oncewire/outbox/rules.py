@@ -15,7 +15,9 @@ Other envelopes on the subject carry committed sequences too; only the relay's o
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
@@ -31,12 +33,9 @@ from oncewire.errors import Refused
 ROWS_MAX = 1_000
 """An atomic batch takes no more."""
 BYTES_MAX = 16 * 1024 * 1024
-SINGLES_MAX = 16
-"""A batch costs about 2 ms however small it is: fewer messages are quicker one by one."""
-ROUNDS_MAX = 4
-PAUSE_MS_MIN = 20.0
+PAUSE_MS_MIN = 5.0
 PAUSE_MS_MAX = 100.0
-PAUSE_PER_WORK = 0.5
+PAUSE_PER_WORK = 0.25
 IDLE_AFTER_MS = 200.0
 RETRY_MS_MIN = 100.0
 RETRY_MS_MAX = 5_000.0
@@ -235,10 +234,10 @@ def resolved(progress: Progress, stored: Sequence[Stored], last: int) -> Progres
     return Progress(progress.claim, confirmed, last)
 
 
-def is_worth_a_batch(claims: Sequence[Claim]) -> bool:
-    """Many rows, or few that would have to wait for each other."""
-    rows = sum(len(claim.rows) for claim in claims)
-    return rows > SINGLES_MAX or max((len(claim.rows) for claim in claims), default=0) > ROUNDS_MAX
+def rounds_of(claims: Sequence[Claim]) -> list[int]:
+    """How many rows would go in each round, one row of each conversation at a time."""
+    lengths = sorted((len(claim.rows) for claim in claims), reverse=True)
+    return [bisect.bisect_right(lengths, -one, key=operator.neg) for one in range(1, lengths[0] + 1)] if lengths else []
 
 
 def conversations_wanted(rows: int, conversations: int, batch_size: int) -> int:
