@@ -132,6 +132,28 @@ def write_in_windows(url: str) -> Callable[[Iterator[Any]], None]:
     return lambda rows: asyncio.run(send(list(rows)))
 
 
+# ---- a program that only publishes
+
+PUBLISH = """
+import asyncio, sys, time, uuid
+import nats, uvloop
+url, count, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+async def main():
+    connection = await nats.connect(url)
+    js = connection.jetstream(publish_async_max_pending=4_000)
+    own, body = uuid.uuid4().hex, b"x" * size
+    began = time.perf_counter()
+    futures = [
+        await js.publish_async("bench.out.x", body, headers={"Nats-Msg-Id": f"{own}-{number}"})
+        for number in range(count)
+    ]
+    await asyncio.gather(*futures)
+    print(time.perf_counter() - began)
+    await connection.close()
+uvloop.run(main())
+"""
+
+
 # ---- a program that only receives
 
 RECEIVE = """
@@ -211,6 +233,16 @@ class Bench:
 
         return await self.write(self.parquet, MESSAGES, save)
 
+    async def publish_only(self) -> float:
+        """One nats-py program without Spark, with thousands unconfirmed at a time."""
+        await _make_anew(self.url, "BENCHOUT", "bench.out.>")
+        size = len(PAYLOAD % (0, 0, NOTE))
+        command = [sys.executable, "-c", PUBLISH, self.url, str(SLOW_MESSAGES), str(size)]
+        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+        stored = (await _api(self.url, "STREAM.INFO.BENCHOUT"))["state"]["messages"]
+        assert stored == SLOW_MESSAGES, f"{stored} of {SLOW_MESSAGES}"
+        return SLOW_MESSAGES / float(done.stdout)
+
     async def write_theirs(self, way: Callable[[str], Callable[[Iterator[Any]], None]]) -> float:
         def save(frame: DataFrame) -> None:
             frame.foreachPartition(way(self.url))
@@ -249,11 +281,12 @@ async def writing(bench: Bench) -> None:
         {
             "nats-py, one by one": lambda: bench.write_theirs(write_one_by_one),
             "nats-py, windows of 4,000": lambda: bench.write_theirs(write_in_windows),
+            "nats-py, the same in one program without Spark": bench.publish_only,
             "oncewire in Spark": bench.write_ours,
         }
     )
     print(table("writing, every message confirmed", runs, "nats-py, windows of 4,000"))
-    for theirs in ("nats-py, one by one", "nats-py, windows of 4,000"):
+    for theirs in (name for name in runs if name.startswith("nats-py")):
         print(verdict(f"sink against {theirs}", ratio(runs, "oncewire in Spark", theirs)[0], 7.0))
 
 

@@ -67,6 +67,47 @@ async def test_a_schema_of_its_own_holds_tables_and_functions(url: str) -> None:
     assert done.sequence == 1
 
 
+ENQUEUE = "SELECT sequence FROM enqueue_conversation_message('00000000-0000-0000-0000-000000000001', 'user', $1)"
+
+
+async def test_rows_of_before_keep_their_places_when_checks_become_types(url: str, monkeypatch: Any) -> None:
+    older = [one for one in migrate.migrations() if (one.part, one.number) < ("outbox", 4)]
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate, "migrations", lambda: older)
+        await migrate.migrate(url)
+    async with connected(url) as connection:
+        await connection.fetchval(ENQUEUE, "before")
+    await migrate.migrate(url)
+    async with connected(url) as connection:
+        assert await connection.fetchval(ENQUEUE, "after") == 2
+        rows = await connection.fetch(
+            "SELECT m.content, o.dedupe_id = m.id AS is_own FROM conversation_messages m"
+            " JOIN message_outbox o ON o.message_id = m.id WHERE o.status <> 'dispatched' ORDER BY m.sequence"
+        )
+    assert [tuple(row) for row in rows] == [("before", False), ("after", True)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "INSERT INTO conversations (id, tenant) VALUES (gen_random_uuid(), 'two words')",
+        "UPDATE conversations SET tenant = E'a\\tb'",
+        "UPDATE conversations SET last_sequence = -1",
+        "UPDATE conversation_messages SET role = 'robot'",
+        "UPDATE conversation_messages SET sequence = 0",
+        "UPDATE message_outbox SET status = 'lost'",
+        "UPDATE outbox_messages SET status = 'lost'",
+    ],
+)
+async def test_what_a_column_may_not_hold_is_refused(wrong: str) -> None:
+    """By the tables themselves: services write to them by their own SQL too."""
+    async with connected(await shared_postgres().new_database()) as connection:
+        await connection.fetchval(ENQUEUE, "x")
+        await connection.execute("INSERT INTO outbox_messages (subject, body, idempotency_key) VALUES ('a', '{}', 'k')")
+        with pytest.raises(asyncpg.CheckViolationError):
+            await connection.execute(wrong)
+
+
 @pytest.mark.parametrize("schema", ["Public", "a b", 'x"; DROP', "1a", "a" * 64])
 async def test_an_odd_schema_is_refused(url: str, schema: str) -> None:
     with pytest.raises(Refused, match="schema"):

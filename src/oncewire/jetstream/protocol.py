@@ -247,6 +247,7 @@ def parse_status(raw: bytes) -> tuple[int, str]:
     return (int(code) if code.isdigit() and len(code) < 6 else 0), text.strip().decode("utf-8", "replace")
 
 
+_FIRST_LINE = HEADER_LINE.decode()
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 _HEADER_VALUE_BAD = re.compile(r"[\x00\r\n]")
 
@@ -262,26 +263,33 @@ def parse_time_ns(text: str) -> int:
         raise ContractViolation(f"{text[:40]!r} is not a UTC time") from None
 
 
-def _header_name(name: str) -> bytes:
+@lru_cache(maxsize=1024)
+def _header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
         raise ContractViolation(f"{name!r} is not a header name", hint="Use letters, digits and '-'.")
-    return name.encode() + b": "
+    return name + ": "
 
 
 def encode_headers(headers: Mapping[str, str], bytes_max: int = HEADER_BYTES_MAX) -> bytes:
     """A header block. Refuses names and values that would break out of their line."""
-    lines = [HEADER_LINE]
+    lines = [_FIRST_LINE]
     for name, value in headers.items():
-        if _HEADER_VALUE_BAD.search(value):
-            raise ContractViolation(f"the value of header {name} has a line break or NUL", field=name)
-        try:
-            lines.append(_header_name(name) + value.strip().encode("utf-8", "surrogateescape"))
-        except UnicodeEncodeError:
-            raise ContractViolation(f"the value of header {name} is not valid text", field=name) from None
-    block = CRLF.join(lines) + b"\r\n\r\n"
+        if not (value.isascii() and value.isprintable()):
+            _check_value(name, value)
+        lines.append(_header_name(name) + value.strip())
+    block = "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n"
     if len(block) > bytes_max:
         raise ContractViolation(f"the headers take {len(block)} bytes, {bytes_max} are allowed")
     return block
+
+
+def _check_value(name: str, value: str) -> None:
+    if _HEADER_VALUE_BAD.search(value):
+        raise ContractViolation(f"the value of header {name} has a line break or NUL", field=name)
+    try:
+        value.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise ContractViolation(f"the value of header {name} is not valid text", field=name) from None
 
 
 # ---- subjects

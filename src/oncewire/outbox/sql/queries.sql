@@ -273,8 +273,8 @@ SELECT wake_relay()
 
 -- name: history
 -- Messages of conversation $1 above sequence $2, at most $3, for tenant $4 (NULL: whoever's it is), in sequence. A
--- conversation that is known has a row with null in place of a message, should it have none. The dedupe id is purged
--- with its outbox row: the message's own id stands for it.
+-- conversation that is known has a row with null in place of a message, should it have none. A message's own id is its
+-- dedupe id; where an older one had another, that was purged with its outbox row.
 SELECT m.sequence, replace(m.id::text, '-', ''), c.epoch, c.tenant, m.id::text, m.role, m.content, m.model, m.citations,
         m.metadata, m.void_reason, m.created_at
     FROM conversations c
