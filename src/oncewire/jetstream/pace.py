@@ -18,16 +18,16 @@ BATCH_US: Final = 2_000.0, 10.0
 """Of a sending and of each of its messages, until something is measured."""
 LAST: Final = 3
 """So many measurements of a way count."""
-_FORGET: Final = 0.9995
-"""Per choice, of the way that was not taken: it is tried again now and then."""
+FORGET: Final = 0.0005
+"""So much per choice, of what is known of the way that was not taken: it is tried again now and then."""
 _SIZES: Final = 11
 
 
 class Pace:
     """See the module's head."""
 
-    def __init__(self) -> None:
-        self._each, self._batches = _Way(*EACH_US), _Way(*BATCH_US)
+    def __init__(self, forget: float = FORGET) -> None:
+        self._each, self._batches = _Way(*EACH_US, forget), _Way(*BATCH_US, forget)
 
     def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
         (self._batches if is_batch else self._each).learn(count, took_us)
@@ -52,8 +52,8 @@ class Pace:
 class _Way:
     """How much longer than guessed sendings take, by the number of bits of their count."""
 
-    def __init__(self, fixed_us: float, message_us: float) -> None:
-        self._fixed_us, self._message_us = fixed_us, message_us
+    def __init__(self, fixed_us: float, message_us: float, forget: float) -> None:
+        self._fixed_us, self._message_us, self._forget = fixed_us, message_us, forget
         self._last: list[deque[float]] = [deque(maxlen=LAST) for _ in range(_SIZES)]
         self._factors = [1.0] * _SIZES
 
@@ -70,7 +70,7 @@ class _Way:
             self._factors[larger] = self._factors[size]
 
     def forget(self, count: int) -> None:
-        self._factors[count.bit_length()] *= _FORGET
+        self._factors[count.bit_length()] *= 1.0 - self._forget
 
     def _guess_us(self, count: int) -> float:
         return self._fixed_us + count * self._message_us

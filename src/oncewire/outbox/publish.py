@@ -46,6 +46,8 @@ SUBJECTS_PER_LOOK: Final = 100
 PAGE: Final = 256
 PAGE_BYTES: Final = 8 * 1024 * 1024
 BATCHES_ARE_OFF: Final = 10174
+FORGET: Final = 0.02
+"""Passes are few, and how busy the machine is changes between them: what a way took a minute ago says little."""
 
 OnStep = Callable[[str], None]
 StillOurs = Callable[[], Awaitable[None]]
@@ -61,7 +63,7 @@ class Publishing:
         self._is_traced = is_traced
         self._stream = ""
         self._has_batches = True
-        self._pace = Pace()
+        self._pace = Pace(FORGET)
 
     async def publish(self, claims: Sequence[Claim], still_ours: StillOurs) -> list[Progress]:
         """How far each conversation came. Raises Unavailable when none can be published now.
