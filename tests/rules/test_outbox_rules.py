@@ -243,7 +243,7 @@ def test_as_many_conversations_are_wanted_as_fill_a_batch(found: int, conversati
 
 
 def test_the_pause_grows_with_the_work_between_two_bounds() -> None:
-    assert [rules.pause_ms(took) for took in (0, 5, 60, 500)] == [5.0, 5.0, 15.0, 100.0]
+    assert [rules.pause_ms(took) for took in (0, 5, 60, 500)] == [20.0, 20.0, 30.0, 100.0]
 
 
 def test_a_relay_is_idle_after_a_quiet_while_and_awake_with_the_first_row() -> None:

@@ -44,7 +44,7 @@ class Ways:
         if count < 2 * TRIAL:
             return self._pace.choose_batch(count)
         self._blocks += 1
-        is_atomic = self._rounds > 0 or self._pace.is_batch_quicker(TRIAL, HANDICAP)
+        is_atomic = self._rounds > 0 or self._pace.is_batch_quicker(TRIAL, handicap=HANDICAP)
         if self._blocks % AGAIN == 0:
             self._rounds = max(self._rounds, 1)
         return is_atomic

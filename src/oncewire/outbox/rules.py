@@ -33,9 +33,9 @@ from oncewire.errors import Refused
 ROWS_MAX = 1_000
 """An atomic batch takes no more."""
 BYTES_MAX = 16 * 1024 * 1024
-PAUSE_MS_MIN = 5.0
+PAUSE_MS_MIN = 20.0
 PAUSE_MS_MAX = 100.0
-PAUSE_PER_WORK = 0.25
+PAUSE_PER_WORK = 0.5
 IDLE_AFTER_MS = 200.0
 RETRY_MS_MIN = 100.0
 RETRY_MS_MAX = 5_000.0

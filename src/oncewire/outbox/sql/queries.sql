@@ -3,7 +3,7 @@
 -- name: begin_claim
 -- The claim is held for the length of one publish. Marks may be lost in a crash of PostgreSQL: the stream's own fence
 -- (10071) finds them again, so they need not be waited for. Statistics of a table that is filled and emptied all day
--- are always wrong, so the planner is left no choice but the indexes. A relay that is stopped holds its claim until
+-- are always wrong, so the planner is left no choice but the indexes, and need not choose again in each pass. A relay that is stopped holds its claim until
 -- PostgreSQL ends its session: when it is idle, or, stopped within a statement, which is not idle, when the whole
 -- transaction is too long (PostgreSQL 17 and newer; before, until the process goes on or dies).
 BEGIN;
@@ -11,7 +11,7 @@ SET LOCAL synchronous_commit = off;
 SET LOCAL lock_timeout = '5s';
 SET LOCAL idle_in_transaction_session_timeout = '30s';
 SELECT set_config('transaction_timeout', '60s', true) WHERE current_setting('server_version_num')::int >= 170000;
-SET LOCAL plan_cache_mode = force_custom_plan;
+SET LOCAL plan_cache_mode = force_generic_plan;
 SET LOCAL enable_seqscan = off;
 SET LOCAL enable_bitmapscan = off;
 SET LOCAL enable_hashjoin = off;
