@@ -182,7 +182,7 @@ async def test_an_ordinary_user_can_run_it(open_folder: Path) -> None:
     home = open_folder / "home"
     home.mkdir(mode=0o700)
     os.chown(home, 65534, 65534)
-    with Up(home / "data", prefix=as_nobody()) as up:
+    with Up(home / "data", prefix=as_nobody(), HOME=str(home)) as up:
         await write(up.ready(), 1)
         assert await read(up) == ([1], [1])
         owners = {(home / "data" / name).stat().st_uid for name in ("nats", "postgres/data", "up.json")}
