@@ -69,10 +69,12 @@ def test_a_server_that_becomes_another_one_is_noticed() -> None:
     assert not pace.is_batch_quicker(64)
 
 
-def test_one_slow_sending_stands_for_larger_ones_that_nobody_has_measured() -> None:
+def test_one_slow_sending_stands_for_larger_ones_where_that_is_asked_for() -> None:
     """A thousand syncs are not needed to learn what sixteen have shown."""
-    pace = Pace()
-    pace.learn(16, 300.0 + 16 * 200.0, is_batch=False)
+    pace, eager = Pace(is_wary=True), Pace()
+    for one in (pace, eager):
+        one.learn(16, 300.0 + 16 * 200.0, is_batch=False)
+    assert not eager.is_batch_quicker(64)
     assert pace.is_batch_quicker(64)
     assert pace.is_batch_quicker(BATCH_MESSAGES_MAX)
     pace.learn(64, 300.0 + 64 * 10.0, is_batch=False)

@@ -20,7 +20,7 @@ from tests.support.streams import unique
 from tests.support.wait import within
 
 MANY = 64
-ROUNDS = 20
+ROUNDS, ROUNDS_MAX = 20, 400
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +83,19 @@ async def test_partitions_of_one_node_do_not_disturb_each_other(server: NatsServ
         for turn in range(ROUNDS):
             values = [f"{turn}-{n}" for n in range(MANY)]
             assert values == await where(engine, topic, await within(begin(engine, topic, values)))
-            assert engine.node.outlet.tail_of(engine.node.catalog.topics["", topic].number).choose_ingest()
 
 
 async def test_offsets_are_right_when_others_write_between(server: NatsServer) -> None:
     async with node(server.url) as engine, connect(server.url) as other:
         topic = await topic_of(engine)
-        gaps = 0
+        gaps = turn = 0
         async with writing(other, f"{engine.node.catalog.topics['', topic].prefix}.keys"):
-            for turn in range(ROUNDS):
+            while turn < ROUNDS or (not gaps and turn < ROUNDS_MAX):
                 values = [f"{turn}-{n}" for n in range(MANY)]
                 produced = await within(begin(engine, topic, values))
                 assert values == await where(engine, topic, produced)
                 gaps += produced[-1].offset - produced[0].offset >= MANY
+                turn += 1
         assert gaps, "nobody wrote between: this shows nothing"
 
 

@@ -2,9 +2,11 @@
 
 By itself each costs the server a sync where it syncs always; a batch costs about two milliseconds whatever it holds.
 Neither is known beforehand, and both take longer on a busy machine, so both are measured, each for sendings of about
-one size: what sixteen took says little of sixty-four, since most of it may be the way there and back, and stands for it
-only as long as nothing better is known. The least of the last few measurements counts: a sending may be slow by chance,
-because the machine stood still, but not quick.
+one size: what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the
+last few measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
+
+Whose sendings are few and large may not want to learn by a thousand syncs. With `is_wary` the first measurement counts
+by itself, and stands for larger sendings until there is one of their own.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ _SIZES: Final = 11
 class Pace:
     """See the module's head."""
 
-    def __init__(self, forget: float = FORGET) -> None:
-        self._each, self._batches = _Way(*EACH_US, forget), _Way(*BATCH_US, forget)
+    def __init__(self, forget: float = FORGET, *, is_wary: bool = False) -> None:
+        self._each, self._batches = _Way(*EACH_US, forget, is_wary), _Way(*BATCH_US, forget, is_wary)
 
     def learn(self, count: int, took_us: float, *, is_batch: bool) -> None:
         (self._batches if is_batch else self._each).learn(count, took_us)
@@ -52,9 +54,9 @@ class Pace:
 class _Way:
     """How much longer than guessed sendings take, by the number of bits of their count."""
 
-    def __init__(self, fixed_us: float, message_us: float, forget: float) -> None:
+    def __init__(self, fixed_us: float, message_us: float, forget: float, is_wary: bool) -> None:
         self._fixed_us, self._message_us, self._forget = fixed_us, message_us, forget
-        self._last: list[deque[float]] = [deque(maxlen=LAST) for _ in range(_SIZES)]
+        self._last: list[deque[float]] = [deque([] if is_wary else [1.0], maxlen=LAST) for _ in range(_SIZES)]
         self._factors = [1.0] * _SIZES
 
     def expected_us(self, count: int) -> float:

@@ -63,7 +63,7 @@ class Publishing:
         self._is_traced = is_traced
         self._stream = ""
         self._has_batches = True
-        self._pace = Pace(FORGET)
+        self._pace = Pace(FORGET, is_wary=True)
 
     async def publish(self, claims: Sequence[Claim], still_ours: StillOurs) -> list[Progress]:
         """How far each conversation came. Raises Unavailable when none can be published now.
