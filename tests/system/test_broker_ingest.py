@@ -77,7 +77,7 @@ async def test_many_without_keys_go_by_fast_ingest(server: NatsServer) -> None:
         assert values == await where(engine, topic, await within(told))
 
 
-async def test_partitions_of_one_node_do_not_disturb_each_other(server: NatsServer) -> None:
+async def test_offsets_are_right_in_all_partitions_of_one_node(server: NatsServer) -> None:
     async with node(server.url) as engine:
         topic = await topic_of(engine, partitions=4)
         for turn in range(ROUNDS):

@@ -19,7 +19,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Any, Final
 
 import msgspec
@@ -153,7 +152,7 @@ class Batch:
         replies = [f"{head}{number}.1.$FI" for number in range(1, last + 1)]
         replies[0] = f"{head}1.0.$FI"
         replies[-1] = f"{head}{last}.2.$FI"
-        plain = plain_frames(self._messages, repeat(""), replies)
+        plain = plain_frames(self._messages, [""] * last, replies)
         if plain is not None:
             self._check_size(plain.longest, self._messages[0])
             pieces = STEP * PIECES

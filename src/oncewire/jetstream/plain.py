@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from oncewire.contracts.headers import is_plain
@@ -24,7 +24,7 @@ class Plain(NamedTuple):
     longest: int
 
 
-def plain_frames(messages: Sequence[Outgoing], extras: Iterable[str], replies: Iterable[str]) -> Plain | None:
+def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str], replies: Sequence[str]) -> Plain | None:
     """What `encode_header` and `encode_pub` write for messages of one subject that carry an id and a trace and nothing
     else; `extras` are header lines of our own, `replies` say where an answer goes ('' for none). None: there is another
     among them, or there is none.
@@ -38,7 +38,7 @@ def plain_frames(messages: Sequence[Outgoing], extras: Iterable[str], replies: I
     target = protocol.encode_subject(subject).decode()
     frames: list[bytes] = []
     longest = 0
-    for message, extra, reply in zip(messages, extras, replies, strict=False):
+    for message, extra, reply in zip(messages, extras, replies, strict=True):
         id_, trace, payload = message.msg_id, message.traceparent, message.payload
         head = _NAMES_BYTES + len(id_) + len(trace) + len(extra)
         size = head + len(payload)

@@ -550,7 +550,7 @@ class Publisher:
         numbers = {1: first, last: first + 1}
         extras = [f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {at}\r\n" for at in range(1, last + 1)]
         extras[-1] += "Nats-Batch-Commit: 1\r\n"
-        inner = plain_frames(messages[1:-1], extras[1:-1], repeat(""))
+        inner = plain_frames(messages[1:-1], extras[1:-1], [""] * (last - 2))
         if inner is not None:
             self.connection.check_size(inner.longest, reserve_of(messages[1].subject))
             first_frame = self._frame(messages[0], first, extras[0])
