@@ -31,7 +31,8 @@ import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
 from oncewire.jetstream import Client, Outgoing
 from oncewire.topology.service import init_streams
-from tests.support.nats import free_port, nats_server
+from tests.support.nats import nats_server
+from tests.support.ports import free_port
 
 ROUNDS = 3
 FEW_ROUNDS = 2

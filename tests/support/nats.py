@@ -1,7 +1,4 @@
-"""A real nats-server for tests: its own folder, its own ports, killed by the id we started.
-
-Ports are picked by the server (-1) and read from the file that it writes, so that test runs side by side never meet.
-"""
+"""A real nats-server for tests: its own folder, its own ports, killed by the id we started."""
 
 from __future__ import annotations
 
@@ -20,6 +17,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.support.ports import free_port
+
 START_S = 30.0
 
 
@@ -27,13 +26,6 @@ def server_binary() -> str:
     found = shutil.which("nats-server", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     assert found, "nats-server is not installed: make env"
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class NatsServer:

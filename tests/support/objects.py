@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyarrow.fs import AwsStandardS3RetryStrategy, FileInfo, FileSelector, S3FileSystem
 
-from tests.support.nats import free_port
+from tests.support.ports import free_port
 
 START_S = 60.0
 BUCKET = "tables"

@@ -28,7 +28,7 @@ import asyncpg
 from oncewire.database.migrate import migrate
 from oncewire.embedded.postgres import programs
 from oncewire.embedded.process import LAUNCH
-from tests.support.nats import free_port
+from tests.support.ports import free_port
 
 START_S = 60.0
 NOBODY = 65534

@@ -26,7 +26,8 @@ from oncewire.errors import (
 )
 from oncewire.jetstream import Client, Message, Options, Outgoing, State, connect
 from tests.support.fakes import Peer, Proxy, fake
-from tests.support.nats import NatsServer, free_port, nats_server
+from tests.support.nats import NatsServer, nats_server
+from tests.support.ports import free_port
 from tests.support.streams import make_consumer, make_stream, outgoing, state_of
 from tests.support.wait import until, within
 

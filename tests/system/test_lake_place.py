@@ -19,8 +19,8 @@ from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.tables import BATCHES, dataset, files_of, open_table
-from tests.support.nats import free_port
 from tests.support.objects import BUCKET, SECRET, ObjectStore, object_store
+from tests.support.ports import free_port
 
 LAKE = f"s3://{BUCKET}/lake"
 

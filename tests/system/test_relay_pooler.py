@@ -18,8 +18,9 @@ import oncewire
 from oncewire.database.migrate import migrate, migrations
 from oncewire.outbox import RelayOptions, relaying
 from oncewire.outbox.inspect import status
-from tests.support.nats import NatsServer, free_port
+from tests.support.nats import NatsServer
 from tests.support.outbox import ENQUEUE, assert_all_once_in_order, drained, make_chat_stream, postgres
+from tests.support.ports import free_port
 from tests.support.postgres import NOBODY, as_nobody, shared_postgres
 from tests.support.wait import until
 

@@ -16,7 +16,8 @@ from oncewire.settings import Settings
 from oncewire.topology import Env, Stream, Topology, apply, compare, load
 from oncewire.topology import server as server_module
 from oncewire.topology.rules import Need
-from tests.support.nats import NatsServer, free_port
+from tests.support.nats import NatsServer
+from tests.support.ports import free_port
 
 
 @pytest.fixture(scope="module")
