@@ -220,6 +220,31 @@ def test_a_close_to_a_server_that_stopped_reading_leaves_nothing_behind(loop_fac
     _runs_clean(body(), loop_factory=loop_factory)
 
 
+@pytest.mark.parametrize("is_prompt", [True, False])
+async def test_who_wants_it_promptly_is_told_before_what_came_later(is_prompt: bool) -> None:
+    """Others get all that one read brought at once, behind the replies."""
+
+    async def session(peer: Peer) -> None:
+        await peer.greet()
+        while not (line := await peer.line()).startswith(b"SUB watched"):
+            pass
+        sid = line.split()[-1]
+        await peer.send(
+            b"MSG watched.a %b 1\r\na\r\nMSG %b7 1 1\r\nb\r\nMSG watched.c %b 1\r\nc\r\n" % (sid, inbox, sid)
+        )
+        await peer.gone()
+
+    told: list[bytes] = []
+    async with fake(session) as server, quick(server.url) as client:
+        inbox = client.connection.inbox
+        client.connection.replies[7] = lambda _, message: told.append(message.payload)
+        client.connection.subscribe(
+            "watched.*", lambda messages: told.extend(one.payload for one in messages), is_prompt=is_prompt
+        )
+        await until(lambda: len(told) == 3)
+    assert told == ([b"a", b"b", b"c"] if is_prompt else [b"b", b"a", b"c"])
+
+
 async def test_a_cancelled_publish_leaves_nothing_behind(shared_server: NatsServer) -> None:
     async with Proxy(shared_server.port) as proxy, quick(proxy.url) as client:
         stream = await make_stream(client)

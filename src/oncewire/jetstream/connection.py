@@ -42,7 +42,7 @@ from oncewire.errors import (
     Unavailable,
 )
 from oncewire.jetstream import protocol
-from oncewire.jetstream.handshake import greet
+from oncewire.jetstream.handshake import greet, worst
 from oncewire.jetstream.options import Options, State, address_of
 from oncewire.jetstream.protocol import Event, Info, Message, Ping, Pong, ServerError
 from oncewire.jetstream.servers import Servers
@@ -80,6 +80,8 @@ class Subscription(msgspec.Struct, gc=False):
     queue: bytes
     deliver: OnMessages
     denied: Callable[[PermissionDenied], None] | None = None
+    is_prompt: bool = False
+    """Told in its turn among the replies, message by message; others get what one read brought, after the replies."""
 
 
 class Connection:
@@ -126,7 +128,7 @@ class Connection:
             else:
                 return
         self._set_state(State.CLOSED, "no server could be reached")
-        raise _worst(problems)
+        raise worst(problems)
 
     async def close(self) -> None:
         """Let go of everything. What still waits is told so."""
@@ -251,7 +253,7 @@ class Connection:
 
     def on_events(self, wire: Wire, events: list[Event]) -> None:
         """Hand out what one read brought. A callback that raises is a bug of ours: it must not stop the others."""
-        replies, cut = self.replies, self._inbox_len
+        replies, subs, cut = self.replies, self._subs, self._inbox_len
         delivered: dict[int, list[Message]] = {}
         for event in events:
             try:
@@ -260,7 +262,10 @@ class Connection:
                     if sid in delivered:
                         delivered[sid].append(event)
                     elif sid != INBOX_SID:
-                        delivered[sid] = [event]
+                        if sid in subs and subs[sid].is_prompt:
+                            subs[sid].deliver([event])
+                        else:
+                            delivered[sid] = [event]
                     else:
                         number = int(event.subject_raw[cut:])
                         on_reply = replies.get(number)
@@ -271,7 +276,7 @@ class Connection:
             except Exception:
                 log.exception("a handler failed on %r", type(event).__name__)
         for sid, messages in delivered.items():
-            sub = self._subs.get(sid)
+            sub = subs.get(sid)
             if sub is not None:
                 _guarded(sub.deliver, messages)
 
@@ -535,12 +540,13 @@ class Connection:
         *,
         queue: str = "",
         denied: Callable[[PermissionDenied], None] | None = None,
+        is_prompt: bool = False,
     ) -> Subscription:
         """Interest that is renewed after each reconnect. With `each`, `deliver` may take message by message."""
         self.check_open()
         self._sid += 1
         encoded_queue = protocol.encode_subject(queue) if queue else b""
-        sub = Subscription(self._sid, protocol.encode_filter(subject), encoded_queue, deliver, denied)
+        sub = Subscription(self._sid, protocol.encode_filter(subject), encoded_queue, deliver, denied, is_prompt)
         self._subs[sub.sid] = sub
         if self._wire is not None:
             self._queue(protocol.encode_sub(sub.subject, sub.sid, sub.queue))  # small, and half done would be worse
@@ -584,15 +590,3 @@ def _guarded(deliver: Callable[[Any], None], what: Message | list[Message]) -> N
         deliver(what)
     except Exception:
         log.exception("a handler failed on what was delivered")
-
-
-def _worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:
-    """What to tell of a connect that failed everywhere: refused credentials say more than a refused socket."""
-    for address, error in problems:
-        if isinstance(error, AuthenticationFailed | PermissionDenied):
-            return type(error)(f"{address}: {error.message}", hint=error.hint)
-    told = "; ".join(f"{address}: {error.message}" for address, error in problems)
-    hint = next((error.hint for _, error in problems if error.hint), "")
-    return NotConnected(
-        f"no NATS server can be reached ({told})", hint=hint or "Start one with `oncewire up`, or check nats.url."
-    )

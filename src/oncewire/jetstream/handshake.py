@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from urllib.parse import urlsplit
 
-from oncewire.errors import Unavailable
+from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError, PermissionDenied, Unavailable
 from oncewire.jetstream import protocol
 from oncewire.jetstream.auth import credentials
 from oncewire.jetstream.options import Options, host_and_port
@@ -71,3 +71,15 @@ def _hello(server: str, info: ServerInfo, options: Options) -> bytes:
         "tls_required": bool(options.tls or info.tls_required),
     }
     return protocol.encode_connect(body | credentials(options, server, info.nonce))
+
+
+def worst(problems: list[tuple[str, OncewireError]]) -> OncewireError:
+    """What to tell of a connect that failed everywhere: refused credentials say more than a refused socket."""
+    for address, error in problems:
+        if isinstance(error, AuthenticationFailed | PermissionDenied):
+            return type(error)(f"{address}: {error.message}", hint=error.hint)
+    told = "; ".join(f"{address}: {error.message}" for address, error in problems)
+    hint = next((error.hint for _, error in problems if error.hint), "")
+    return NotConnected(
+        f"no NATS server can be reached ({told})", hint=hint or "Start one with `oncewire up`, or check nats.url."
+    )
