@@ -60,6 +60,22 @@ def test_a_machine_that_stands_still_now_and_then_changes_little() -> None:
     assert batches_of(Pace(), DEFAULT, [32] * 10_000, stalls=0.02) < 200
 
 
+def test_a_moment_in_which_all_stands_still_is_over_soon() -> None:
+    """Whatever was on its way then took long, one behind the other: that says nothing of the way that it took."""
+    pace = Pace()
+    batches_of(pace, DEFAULT, [64] * 1_000)
+    for _ in range(4):
+        pace.learn(64, 50_000.0, is_batch=False)
+    assert pace.is_batch_quicker(64)
+    assert batches_of(pace, DEFAULT, [64] * 1_000) < 40
+
+
+def test_a_way_that_is_slow_each_time_is_tried_less_and_less() -> None:
+    pace = Pace()
+    batches_of(pace, ALWAYS, [64] * 1_000)
+    assert batches_of(pace, ALWAYS, [64] * 10_000) > 9_990
+
+
 def test_a_server_that_becomes_another_one_is_noticed() -> None:
     """The disk became slow, and quick again."""
     pace = Pace()

@@ -5,6 +5,9 @@ Neither is known beforehand, and both take longer on a busy machine, so both are
 one size: what sixteen took says little of sixty-four, since most of it may be the way there and back. The least of the
 last few measurements counts: a sending may be slow by chance, because the machine stood still, but not quick.
 
+A way that is not taken is tried again now and then: what is known of it fades. Soon where it used to be as quick as
+thought and was left for a moment in which all stood still, seldom where it was tried again and was slow again.
+
 Whose sendings are few and large may not want to learn by a thousand syncs. With `is_wary` the first measurement counts
 by itself, and stands for larger sendings until there is one of their own.
 """
@@ -21,7 +24,11 @@ BATCH_US: Final = 2_000.0, 10.0
 LAST: Final = 3
 """So many measurements of a way count."""
 FORGET: Final = 0.0005
-"""So much per choice, of what is known of the way that was not taken: it is tried again now and then."""
+"""So much at least fades with each choice, of what is known of the way that was not taken."""
+FORGET_SOON: Final = 0.2
+"""So much fades where the way was as quick as thought when it was last taken."""
+NEAR: Final = 1.2
+"""Up to so many times what was expected is as quick as thought."""
 _SIZES: Final = 11
 
 
@@ -58,13 +65,20 @@ class _Way:
         self._fixed_us, self._message_us, self._forget = fixed_us, message_us, forget
         self._last: list[deque[float]] = [deque([] if is_wary else [1.0], maxlen=LAST) for _ in range(_SIZES)]
         self._factors = [1.0] * _SIZES
+        self._fades = [forget] * _SIZES
+        self._are_faded = [False] * _SIZES
 
     def expected_us(self, count: int) -> float:
         return self._factors[count.bit_length()] * self._guess_us(count)
 
     def learn(self, count: int, took_us: float) -> None:
-        size = count.bit_length()
-        self._last[size].append(took_us / self._guess_us(count))
+        size, factor = count.bit_length(), took_us / self._guess_us(count)
+        if factor <= NEAR * self._factors[size]:
+            self._fades[size] = max(self._forget, FORGET_SOON)
+        elif self._are_faded[size]:
+            self._fades[size] = max(self._forget, self._fades[size] / 2)
+        self._are_faded[size] = False
+        self._last[size].append(factor)
         self._factors[size] = min(self._last[size])
         for larger in range(size + 1, _SIZES):
             if self._last[larger]:
@@ -72,7 +86,9 @@ class _Way:
             self._factors[larger] = self._factors[size]
 
     def forget(self, count: int) -> None:
-        self._factors[count.bit_length()] *= 1.0 - self._forget
+        size = count.bit_length()
+        self._factors[size] *= 1.0 - self._fades[size]
+        self._are_faded[size] = True
 
     def _guess_us(self, count: int) -> float:
         return self._fixed_us + count * self._message_us
