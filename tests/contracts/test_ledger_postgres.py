@@ -180,6 +180,23 @@ def wait_for_a_waiter(kit: PostgresKit) -> None:
         assert time.monotonic() < deadline
 
 
+def test_an_agent_starts_while_another_process_stands_inside_its_commit(
+    kit: PostgresKit, store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped there, perhaps for long: whoever is to do its work must not fail before it begins."""
+    monkeypatch.setitem(postgres_session.SETTINGS, "lock_timeout", "100ms")
+    store.begin()
+    store.claim([key_of(1)])
+    store.append(content([entry(1)]), SOURCES, [])
+    other = kit.unopened()
+    try:
+        other.open(TENANT, WORKSPACE, AGENT)
+        assert store.ledger_id == other.ledger_id
+    finally:
+        other.close()
+        store.rollback()
+
+
 def test_a_deadlock_is_unavailable_and_the_inputs_can_be_run_again(
     kit: PostgresKit, store: PostgresStore, stranger: psycopg.Connection[Any]
 ) -> None:

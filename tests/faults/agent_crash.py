@@ -45,6 +45,8 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
         options: dict[str, int | str] = {}
         if point in points.SWEEP:
             await world.die(points.SWEEP_PRELUDE, burst=BURST)
+        elif point in points.RECOVERY:  # what a process had in hand when it died
+            await world.die(points.RECOVERY_PRELUDE, burst=BURST)
         elif point in points.BURIAL:
             await exhaust(world)
         elif point in points.ATOMIC + points.FAST:  # only an agent that stopped cleanly takes many at once

@@ -45,6 +45,8 @@ FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + FAST + S
 POINTS = FRESH + RECOVERY + SWEEP + BURIAL + FORGETTING + ENDING
 SWEEP_PRELUDE = "publish:before"
 """A process that dies here leaves effects for the next one to sweep."""
+RECOVERY_PRELUDE = "claimed"
+"""A process that dies here leaves inputs that may be what killed it."""
 
 
 @dataclass(frozen=True)

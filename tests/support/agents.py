@@ -324,7 +324,7 @@ class World:
                     await self.send(burst)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(15):
-                        while worker.code is None and not await self.is_drained():
+                        while worker.code is None and not (worker.is_running and await self.is_drained()):
                             await asyncio.sleep(LOOK_S)
                         if point in ENDING:
                             worker.signal(signal.SIGTERM)

@@ -97,7 +97,9 @@ class PostgresStore:
                     hint="Use the version of oncewire that wrote it.",
                 )
             self.ledger_id = meta["id"]
-            cursor.execute(self._session.sql["add_chain"], (self._agent, *rules.FIRST, *rules.FIRST))
+            if cursor.execute(self._session.sql["chain"], (self._agent,)).fetchone() is None:
+                # Only then: an insert would wait for a process that was stopped while it added a block.
+                cursor.execute(self._session.sql["add_chain"], (self._agent, *rules.FIRST, *rules.FIRST))
             self._chain = self._one(cursor.execute(self._session.sql["chain"], (self._agent,)))[0]
 
     def close(self) -> None:
