@@ -50,6 +50,13 @@ class Running:
         assert "end" == json.loads(said.splitlines()[-1])["event"]
 
 
+def test_a_log_without_a_name_is_not_taken_for_none() -> None:
+    """`--wal "$DIR"` with a variable that is not set: what should be durable would be in memory."""
+    refused = run("run", "--listen", "127.0.0.1:0", "--wal", "")
+    assert 2 == refused.exit_code
+    assert "--wal names no folder" in refused.output
+
+
 def test_it_serves_stops_and_finds_everything_again(tmp_path: Path) -> None:
     wal = str(tmp_path / "wal")
     with Running("--wal", wal) as running:

@@ -23,7 +23,7 @@ from oncewire.broker.wire import Sizes
 from oncewire.checks import split_address
 from oncewire.cli import edge, face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.errors import Refused
+from oncewire.errors import InvalidSetting, Refused
 from oncewire.jetstream import Client, options_from
 from oncewire.settings import Settings, mask_url
 from oncewire.tracing import Tracer
@@ -73,6 +73,11 @@ def run(*, as_json: bool, **flags: Any) -> None:
     any number of nodes serve the same topics. Without credentials (--auth-keys, or auth.jwks in the settings) it
     listens on this machine only, and everybody here may do everything.
     """
+    if flags["broker_wal"] == "":  # a variable that is not set, most likely
+        raise InvalidSetting(
+            "--wal names no folder",
+            hint="Name one, or leave --wal out: then everything is in memory, and lost at the end.",
+        )
     settings = face.load(flags).settings
     logs.set_up(settings.log_format, settings.log_level)
     face.run(_run(settings, board_of(settings, as_json, "broker")))
