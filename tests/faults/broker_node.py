@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from oncewire.broker.engine import Produced
-from oncewire.broker.jetstream import cell
+from oncewire.broker.jetstream import cell, intake, sending
 from oncewire.broker.jetstream.engine import JetStreamEngine
 from oncewire.cli.broker import serving
 from oncewire.contracts.records import Acked
@@ -25,7 +25,7 @@ from oncewire.settings import resolve
 LATE_S = 0.05
 STEPS = (
     "entry", "unlisted", "cleared", "lease", "fence", "replay", "taken", "open", "stored", "recorded", "kept", "reread",
-    "letter", "snapshot", "release", "chosen", "purge",
+    "letter", "snapshot", "release", "chosen", "purge", "ingest",
 )  # fmt: skip
 
 
@@ -44,29 +44,53 @@ def killed_at(step: str, count: int) -> Callable[[str], None]:
     return on_step
 
 
+def cut_ingests(on_step: Callable[[str], None]) -> None:
+    """The step inside a fast ingest: half of its bytes have left."""
+    begin = sending._Ingest.begin
+
+    def cut(self: Any, subject: bytes, frames: Any, guard: bytes) -> bytes:
+        data = begin(self, subject, frames, guard)
+        half = len(data) // 2
+        connection = self._outlet.connection
+        connection.write(data[:half])
+        connection.push()
+        on_step("ingest")
+        return data[half:]
+
+    sending._Ingest.begin = cut  # type: ignore[method-assign]
+
+
 def answer_early() -> None:
     """A produce is answered, and sent a little later."""
-    take_in = cell.Cell._take_in
+    add = intake.Intake.add
+
+    def late(self: Any, stored: Any, topic: str) -> None:
+        add(self, stored, lambda _: None, topic)
+        self._cell.home.wake(self._cell)
 
     def hasty(self: Any, stored: Any, done: Any, topic: str) -> None:
         done(Produced(topic, stored.partition, 0))
-        asyncio.get_running_loop().call_later(LATE_S, take_in, self, stored, lambda _: None, topic)
+        asyncio.get_running_loop().call_later(LATE_S, late, self, stored, topic)
 
-    cell.Cell._take_in = hasty  # type: ignore[method-assign]
+    intake.Intake.add = hasty  # type: ignore[method-assign, assignment]
 
 
 def settle_early() -> None:
     """An ack is answered, and written a little later."""
-    submit = cell.Cell.submit
+    submit = cell.CellDesk.submit
+
+    def late(self: Any, step: Any) -> None:
+        submit(self, step, lambda _: None)
+        self._cell.home.wake(self._cell)
 
     def hasty(self: Any, step: Any, done: Any) -> None:
         if step.records and type(step.records[0]) is Acked:
             done(step.answer)
-            asyncio.get_running_loop().call_later(LATE_S, submit, self, step, lambda _: None)
+            asyncio.get_running_loop().call_later(LATE_S, late, self, step)
         else:
             submit(self, step, done)
 
-    cell.Cell.submit = hasty  # type: ignore[method-assign]
+    cell.CellDesk.submit = hasty  # type: ignore[method-assign]
 
 
 MUTATIONS = {one.__name__: one for one in (answer_early, settle_early)}
@@ -81,6 +105,8 @@ async def main(flags: dict[str, str], step: str, count: int) -> None:
         assert isinstance(engine, JetStreamEngine)
         if step:
             engine.node.on_step = killed_at(step, count)
+        if step == "ingest":
+            cut_ingests(engine.node.on_step)
         print(json.dumps({"url": f"http://127.0.0.1:{server.port}", "node": engine.node.node}), flush=True)
         await stop.wait()
 

@@ -33,7 +33,7 @@ BREAK_S = 0.5
 BRIEF_S = 2.0
 KEPT_MS = {"purge": 2_000}
 """Where messages are trimmed and purged during the run."""
-MANY = {"stored": 40, "recorded": 40}
+MANY = {"stored": 40, "recorded": 40, "ingest": 5}
 """Steps that come at every commit: the kill lands at any of so many."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,14 @@ def test_imports_go_downwards() -> None:
     command = [str(tool), "--config", str(ROOT / ".importlinter"), "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert 0 == done.returncode, done.stdout
+
+
+def test_the_long_forms_can_be_loaded() -> None:
+    """`make test` does not run them: what they take from the package must not vanish unseen."""
+    names = [path.stem for path in sorted((ROOT / "tests" / "faults").glob("*.py"))]
+    assert "broker_mutations" in names
+    for name in names:
+        importlib.import_module(f"tests.faults.{name}")
 
 
 def test_importing_the_package_loads_neither_client_nor_spark() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from oncewire.broker import rules, upkeep
@@ -16,6 +17,10 @@ from oncewire.contracts.records import decode_record, encode
 from oncewire.errors import OncewireError, OutcomeUnknown
 
 START_MS = 1_800_000_000_000
+
+
+def at(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
 
 
 class Reader:

@@ -11,6 +11,7 @@ import pytest
 
 from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
+from oncewire.broker.jetstream.sending import Tail
 from oncewire.contracts.broker import ProduceBody
 from oncewire.contracts.records import decode_document
 from oncewire.jetstream import Client, Outgoing, connect
@@ -77,12 +78,29 @@ async def test_many_without_keys_go_by_fast_ingest(server: NatsServer) -> None:
         assert values == await where(engine, topic, await within(told))
 
 
-async def test_offsets_are_right_in_all_partitions_of_one_node(server: NatsServer) -> None:
+async def test_partitions_of_one_node_are_no_strangers_to_each_other(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few messages go one by one, many by fast ingest: neither disturbs what is known of the stream's end."""
+    alone: list[bool] = []
+    take = Tail.take
+
+    def watched(tail: Tail, count: int, last: int) -> bool:
+        alone.append(take(tail, count, last))
+        return alone[-1]
+
+    monkeypatch.setattr(Tail, "take", watched)
     async with node(server.url) as engine:
         topic = await topic_of(engine, partitions=4)
-        for turn in range(ROUNDS):
-            values = [f"{turn}-{n}" for n in range(MANY)]
-            assert values == await where(engine, topic, await within(begin(engine, topic, values)))
+
+        async def client(number: int) -> None:
+            for turn in range(ROUNDS):
+                values = [f"{number}-{turn}-{n}" for n in range((turn * 7 + number * 5) % MANY + 1)]
+                assert values == await where(engine, topic, await within(begin(engine, topic, values)))
+
+        await asyncio.gather(*(client(number) for number in range(8)))
+    assert alone, "none went by fast ingest: this shows nothing"
+    assert all(alone)
 
 
 async def test_offsets_are_right_when_others_write_between(server: NatsServer) -> None:

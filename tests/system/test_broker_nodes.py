@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from oncewire.broker.engine import Consume, Limits, Produced, Settle
-from oncewire.broker.jetstream import cell
+from oncewire.broker.jetstream import cell, names
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.jetstream.takeover import FIRST_PAGE
@@ -118,6 +118,54 @@ async def test_partitions_are_spread_over_the_nodes_and_each_has_one_owner(nodes
     assert all(parts)
     assert set(range(24)) == parts[0] | parts[1] | parts[2]
     assert 24 == sum(map(len, parts))
+
+
+def slower_first(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Each is answered sooner than the one before it, as by replicas that are differently busy."""
+    left = 100
+
+    async def late(*args: Any) -> Any:
+        nonlocal left
+        left -= 1
+        await asyncio.sleep(max(left, 0) * 0.001)
+        return await call(*args)
+
+    return late
+
+
+async def test_what_is_produced_together_keeps_its_order_while_the_owner_is_looked_for(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    for engine in (one, two):
+        monkeypatch.setattr(engine.node.taker, "owner_of", slower_first(engine.node.taker.owner_of))
+        topic = await topic_on(engine, 1)
+        stored = await produce(engine, topic, *(f"v{n}" for n in range(100)))
+        assert list(range(100)) == [one.offset for one in stored]
+
+
+async def test_what_is_produced_together_keeps_its_order_at_an_owner_that_has_just_heard_of_the_topic(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = await nodes(), await nodes()
+    await spread(one, two)
+    topics_of_two = two.node.catalog.numbered
+    while True:
+        topic = await topic_on(one, 1)
+        number = one.node.catalog.topics["", topic].number
+        if names.preferred(one.node.session.nodes, number, 0) == two.node.node:
+            break
+    await until(lambda: number in topics_of_two)
+    listed = topics_of_two.pop(number)
+
+    async def hear() -> None:
+        topics_of_two[number] = listed
+
+    monkeypatch.setattr(two.node.catalog, "catch_up", slower_first(hear))
+    stored = await produce(one, topic, *(f"v{n}" for n in range(100)))
+    assert {0} == owned(two)
+    assert list(range(100)) == [one.offset for one in stored]
 
 
 async def test_what_nobody_uses_is_owned_by_nobody(nodes: Any) -> None:
@@ -420,7 +468,8 @@ async def test_where_batches_are_quicker_those_who_are_told_are_in_the_next_one(
     for _ in range(2):
         for _ in range(32):
             ask()
-        await until(lambda: engine.node.outlet.in_flight() == 1)
+        while engine.node.outlet.in_flight() != 1:
+            await asyncio.sleep(0)  # the others ask while the first batch is on its way, not at some later time
     await within(over)
     async with connect(server.url) as client:
         stream = engine.node.catalog.topics["", topic].stream

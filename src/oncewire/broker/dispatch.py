@@ -22,11 +22,12 @@ class Round(NamedTuple):
     handed: dict[Subscriber, list[Delivery]]
     records: list[Record]
 
-    def hand(self, reader: Subscriber, delivery: Delivery) -> None:
+    def of(self, reader: Subscriber) -> list[Delivery]:
+        """What that one is handed, to be added to."""
         deliveries = self.handed.get(reader)
         if deliveries is None:
             deliveries = self.handed[reader] = []
-        deliveries.append(delivery)
+        return deliveries
 
 
 def dispatch(state: State, group: Group, now_ms: int) -> Round:
@@ -95,7 +96,7 @@ def _drain_ready(state: State, progress: Progress, readers: _Turns, now_ms: int,
             return True
         _lease(flight, reader, held, now_ms)
         state.later(flight)
-        turn.hand(reader, _delivery(flight, held))
+        turn.of(reader).append(_delivery(flight, held))
         state.counters["redelivered" if flight.attempts > 1 else "delivered"] += 1
     return False
 
@@ -104,7 +105,10 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
     """What was never given out, in offset order, up to the in-flight limit."""
     flights, ahead, partition = progress.flights, progress.ahead, progress.partition
     offsets, bodies = partition.offsets, partition.bodies
-    room, delivered, due_at_ms, due = state.limits.in_flight_max - len(flights), 0, -1, []
+    room, delivered, due_at_ms, due = state.limits.in_flight_max - len(flights), 0, -1, {}
+    last: Subscriber | None = None
+    deliveries: list[Delivery] = []
+    tick = 0
     is_cut_short = False
     for index in range(partition.after(progress.cursor), len(offsets)):
         if room <= 0:
@@ -132,10 +136,14 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
         lease_ms = reader.lease_ms
         if now_ms + lease_ms != due_at_ms:
             due_at_ms = now_ms + lease_ms
-            due = state.due(due_at_ms)
-        flight = flights[offset] = Flight(progress, offset, LEASED, 1, reader.owner, lease_ms, due_at_ms, policy)
-        due.append(flight)
-        turn.hand(reader, _delivery(flight, held))
+            tick = state.tick_of(due_at_ms)
+            due = state.due(tick)
+        flight = Flight(progress, offset, LEASED, 1, reader.owner, lease_ms, due_at_ms, tick, policy)
+        flights[offset] = flight
+        due[flight] = None
+        if reader is not last:
+            last, deliveries = reader, turn.of(reader)
+        deliveries.append(_delivery(flight, held))
         delivered += 1
     state.counters["delivered"] += delivered
     return is_cut_short

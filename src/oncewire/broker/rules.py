@@ -90,9 +90,6 @@ class Step(msgspec.Struct, frozen=True):
     waits: bool = False
 
 
-_FINE: Final = Step(None)
-
-
 # ---- topics
 
 
@@ -369,11 +366,11 @@ def leave(now_ms: int, subscriber: Subscriber) -> None:
 
 def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     """An ack, a nack or a renewed lease."""
-    flight, refused = held(state, tenant, request)
-    if flight is None:
-        return refused
+    flight = held(state, tenant, request)
+    if isinstance(flight, Step):
+        return flight
     if request.act == "ack":
-        return _ack(state, now_ms, flight)
+        return _ack(now_ms, flight)
     if request.act == "nack":
         state.counters["nacked"] += 1
         reason = request.reason[:ERROR_CHARS_MAX] or NACKED
@@ -381,29 +378,28 @@ def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     return _extend(state, now_ms, flight, request.lease_ms)
 
 
-def held(state: State, tenant: str, request: Settle | Idempotency) -> tuple[Flight | None, Step]:
+def held(state: State, tenant: str, request: Settle | Idempotency) -> Flight | Step:
     """The delivery that the owner speaks of, or why it has none."""
     topic = state.topics.get((tenant, request.topic))
     if topic is None:
-        return None, Step(NotFound(NO_TOPIC))
+        return Step(NotFound(NO_TOPIC))
     if not 0 <= request.partition < topic.count:
-        return None, Step(ContractViolation("partition out of range", field="partition"))
+        return Step(ContractViolation("partition out of range", field="partition"))
     group = topic.groups.get(request.group)
     flight = group.progress[request.partition].flights.get(request.offset) if group else None
     if flight is None or not flight.owner:
-        return None, Step(ContractViolation(NOT_IN_FLIGHT))
+        return Step(ContractViolation(NOT_IN_FLIGHT))
     if flight.is_settling or topic.is_leaving:
-        return None, Step(ContractViolation(NOT_IN_FLIGHT), waits=True)
+        return Step(ContractViolation(NOT_IN_FLIGHT), waits=True)
     if flight.owner != request.owner:
-        return None, Step(Conflict("not owner"))
-    return flight, _FINE
+        return Step(Conflict("not owner"))
+    return flight
 
 
-def _ack(state: State, now_ms: int, flight: Flight) -> Step:
+def _ack(now_ms: int, flight: Flight) -> Step:
     progress = flight.progress
     group = progress.group
     flight.is_settling = True
-    state.settling[flight] = None
     number, topic = progress.partition.number, group.topic.number
     identity = _begun(group, flight) if flight.identity else b""
     record = Acked(topic, group.number, number, flight.offset, now_ms, identity, flight.attempts, flight.owner)
@@ -417,11 +413,6 @@ def _begun(group: Group, flight: Flight) -> bytes:
         return identity
     work = group.worked.get(identity)
     return identity if work is not None and work.status == PENDING and work.offset == flight.offset else b""
-
-
-def _settling(state: State, flight: Flight) -> None:
-    flight.is_settling = True
-    state.settling[flight] = None
 
 
 def _extend(state: State, now_ms: int, flight: Flight, lease_ms: int) -> Step:
@@ -442,17 +433,17 @@ def failed(state: State, now_ms: int, flight: Flight, reason: str) -> list[Recor
     """A delivery did not succeed: try again later, or bury it. A late nack of a waiting one only tells its reason."""
     policy = flight.policy
     if flight.state != LEASED:
-        return [_retry(state, now_ms, flight, flight.due_at_ms, reason)]
+        return [_retry(now_ms, flight, flight.due_at_ms, reason)]
     if policy is not None and 0 < policy.max_attempts <= flight.attempts:
         return bury(state, now_ms, flight, reason)
     wait_ms = backoff_ms(policy, flight.attempts)
     tick_ms = state.limits.tick_ms
     next_tick_ms = now_ms if reason == TIMED_OUT else (now_ms // tick_ms + 1) * tick_ms
-    return [_retry(state, now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason)]
+    return [_retry(now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason)]
 
 
-def _retry(state: State, now_ms: int, flight: Flight, due_at_ms: int, reason: str) -> Retried:
-    _settling(state, flight)
+def _retry(now_ms: int, flight: Flight, due_at_ms: int, reason: str) -> Retried:
+    flight.is_settling = True
     progress = flight.progress
     group = progress.group
     return Retried(
@@ -488,7 +479,7 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     size, held = progress.partition.sizes[index], state.encode_body((body.key, body.value, body.envelope, body.routing))
     records: list[Record] = []
     if not state.keeps_graveyards:
-        _settling(state, flight)
+        flight.is_settling = True
         letter = Stored(0, number, -1, now_ms, size, held)
         told = (flight.attempts, reason, now_ms, flight.owner)
         return [Buried(topic.number, group.number, number, flight.offset, letter, *told)]
@@ -502,7 +493,7 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
         return []
     to = number % graveyard.count
     stored = _reserve(graveyard, to, now_ms, size, held, b"", "", 0)
-    _settling(state, flight)
+    flight.is_settling = True
     records.append(Buried(topic.number, group.number, number, flight.offset, stored))
     return records
 
@@ -532,9 +523,9 @@ def _letter(held: Body | Document, topic: Topic, flight: Flight, number: int, re
 
 def idempotency(state: State, now_ms: int, tenant: str, request: Idempotency) -> Step:
     """A step for a delivery that the caller holds, by the transition table."""
-    flight, refused = held(state, tenant, request)
-    if flight is None:
-        return refused
+    flight = held(state, tenant, request)
+    if isinstance(flight, Step):
+        return flight
     claim, group = claim_of(request), flight.progress.group
     rival = rival_of(now_ms, group, claim)
     freed = rival if rival is not None and not is_leased(group, rival) else None

@@ -7,7 +7,7 @@ forgotten when a commit fails:
 
     Topic.is_leaving  State.making  State.entering     a topic or group on its way in or out
     Partition.reserved, .trimming                      room and trims on their way
-    Flight.is_settling  State.settling                 a settlement on its way
+    Flight.is_settling                                 a settlement on its way
     State.pending                                      identities on their way
 
 Offsets that a failed commit had are not given out again: the record may be on the disk after all.
@@ -17,7 +17,7 @@ Deliveries, leases and owners are neither: they live in memory and end with it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappush
 from typing import Any, Final
 
@@ -47,7 +47,6 @@ WAITING: Final = 2
 """For its next attempt: nacked or timed out, not due yet."""
 READY: Final = 3
 """For its next attempt, which is due."""
-CLOSED: Final = 4
 
 COUNTERS: Final = (
     "produced", "produced_bytes", "deduplicated", "refused_full", "delivered", "redelivered", "acked", "nacked",
@@ -67,6 +66,8 @@ class Flight(Struct, eq=False):
     lease_ms: int = 0
     due_at_ms: int = 0
     """When the lease ends or the retry is due."""
+    tick: int = 0
+    """When it is looked at."""
     policy: RetryPolicy | None = None
     last_error: str = ""
     identity: bytes = b""
@@ -96,15 +97,16 @@ class Progress:
     def lag(self) -> int:
         return len(self.partition.offsets) - self.partition.after(self.floor) - len(self.ahead)
 
-    def settle(self, done: Iterable[int]) -> bool:
+    def settle(self, done: Sequence[int]) -> bool:
         """Take note that messages are done; True when the floor moved."""
-        offsets, flights, ahead, floor = self.partition.offsets, self.flights, self.ahead, self.floor
+        offsets, ahead, floor = self.partition.offsets, self.ahead, self.floor
         index, count = self.partition.after(floor), len(offsets)
         is_whole = self.partition.behind is None
+        if done and offsets[index : index + len(done)].tolist() == done:  # the next ones, in order: nearly always
+            self.floor = done[-1]
+            self.absorb()
+            return True
         for offset in done:
-            flight = flights.pop(offset, None)
-            if flight is not None:
-                flight.state = CLOSED
             if offset <= floor or offset in ahead:
                 continue
             if offsets[index] == offset if index < count else is_whole:
@@ -127,16 +129,20 @@ class Progress:
             index += 1
         self.cursor = max(self.cursor, self.floor)
 
-    def trim(self, offset: int) -> None:
-        """The partition forgets everything up to the offset, whether this group had it or not."""
+    def land(self, offsets: Iterable[int]) -> list[Flight]:
+        """Those messages are not out any more."""
+        flights = self.flights
+        return [flights.pop(offset) for offset in offsets if offset in flights]
+
+    def trim(self, offset: int) -> list[Flight]:
+        """The partition forgets everything up to the offset, whether this group had it or not; returns what was out."""
         if offset <= self.floor:
-            return
+            return []
         self.floor = offset
         self.cursor = max(self.cursor, offset)
         self.ahead = {one for one in self.ahead if one > offset}
-        for one in [one for one in self.flights if one <= offset]:
-            self.flights.pop(one).state = CLOSED
         self.absorb()
+        return self.land([one for one in self.flights if one <= offset])
 
 
 class Subscriber:
@@ -257,8 +263,8 @@ class State:
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.tenants: dict[str, int] = {}
         """How many topics each has."""
-        # What is due, by tick; flights are looked at again when their time has come.
-        self.wheel: dict[int, list[Flight]] = {}
+        self.wheel: dict[int, dict[Flight, None]] = {}
+        """Which flights are looked at, by tick."""
         self.ticked = 0
         # Where there may be something to do.
         self.stirred: dict[Group, None] = {}
@@ -270,20 +276,43 @@ class State:
         # Tentative.
         self.making: dict[tuple[str, str], Topic] = {}
         self.entering: dict[tuple[int, str], GroupMade] = {}
-        self.settling: dict[Flight, None] = {}
         self.pending: set[tuple[object, ...]] = set()
 
     def later(self, flight: Flight) -> None:
-        """Look at a flight when its time has come."""
-        self.due(flight.due_at_ms).append(flight)
+        """Look at a flight when its time has come, and not before."""
+        self.close((flight,))
+        flight.tick = self.tick_of(flight.due_at_ms)
+        self.due(flight.tick)[flight] = None
 
-    def due(self, at_ms: int) -> list[Flight]:
-        """What is looked at when that time has come."""
-        tick = max(-(-at_ms // self.limits.tick_ms), self.ticked + 1)
+    def tick_of(self, at_ms: int) -> int:
+        return max(-(-at_ms // self.limits.tick_ms), self.ticked + 1)
+
+    def due(self, tick: int) -> dict[Flight, None]:
+        """What is looked at then; never left empty."""
         flights = self.wheel.get(tick)
         if flights is None:
-            flights = self.wheel[tick] = []
+            flights = self.wheel[tick] = {}
         return flights
+
+    def close(self, flights: Iterable[Flight]) -> None:
+        """Nobody looks at them again: what is settled must not stay until its lease would have ended."""
+        wheel, tick, due = self.wheel, -1, None
+        for flight in flights:
+            if flight.tick != tick:  # those of one round have the same
+                if due is not None and not due:
+                    del wheel[tick]
+                tick = flight.tick
+                due = wheel.get(tick)
+            if due is not None:
+                due.pop(flight, None)
+        if due is not None and not due:
+            del wheel[tick]
+
+    def flights(self) -> Iterator[Flight]:
+        """All that are out."""
+        for group in self.groups.values():
+            for progress in group.progress.values():
+                yield from progress.flights.values()
 
     def stir(self, group: Group, partition: int) -> None:
         group.busy[partition] = None
@@ -296,12 +325,11 @@ class State:
             for partition in topic.partitions.values():
                 partition.reserved = partition.reserved_bytes = 0
                 partition.trimming = -1
-        for flight in self.settling:
+        for flight in [one for one in self.flights() if one.is_settling]:
             flight.is_settling = False
             self.later(flight)  # not at once: a disk that fails must not be asked without a pause
         self.making.clear()
         self.entering.clear()
-        self.settling.clear()
         self.pending.clear()
 
     # ---- what is durable
@@ -417,9 +445,7 @@ def _topic_gone(state: State, record: TopicGone) -> None:
         state.entries -= len(group.worked)
         state.ended += group.subscribers
         for progress in group.progress.values():
-            for flight in progress.flights.values():
-                flight.state = CLOSED
-                state.settling.pop(flight, None)
+            state.close(progress.flights.values())
 
 
 def _group_made(state: State, record: GroupMade) -> None:
@@ -444,12 +470,7 @@ def _stored(state: State, record: Stored) -> None:
 
 def _settle(state: State, group: Group, partition: int, offsets: Sequence[int]) -> None:
     progress = group.progress[partition]
-    settling, flights = state.settling, progress.flights
-    if settling:
-        for offset in offsets:
-            flight = flights.get(offset)
-            if flight is not None:
-                settling.pop(flight, None)
+    state.close(progress.land(offsets))
     if progress.settle(offsets):
         state.moved[progress] = None
     if group.subscribers:
@@ -480,7 +501,6 @@ def _retried(state: State, record: Retried) -> None:
         if record.offset <= progress.floor or record.offset in progress.ahead:
             return  # trimmed meanwhile
         flight = progress.flights[record.offset] = Flight(progress, record.offset)
-    state.settling.pop(flight, None)
     flight.is_settling = False
     flight.attempts, flight.last_error, flight.due_at_ms = record.attempts, record.last_error, record.due_at_ms
     if record.due_at_ms <= record.at_ms:
@@ -515,7 +535,7 @@ def _trimmed(state: State, record: Trimmed) -> None:
     partition.trimming = -1
     state.counters["trimmed"] += partition.trim(record.offset)
     for group in topic.groups.values():
-        group.progress[record.partition].trim(record.offset)
+        state.close(group.progress[record.partition].trim(record.offset))
     if topic.groups:
         partition.hold_from(min(group.progress[partition.number].floor for group in topic.holders()))
 

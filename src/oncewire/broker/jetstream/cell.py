@@ -225,6 +225,9 @@ class Cell:
         """Of the first commit that failed, until all others have ended too."""
         self.is_due = False
         """Whether it is looked at soon anyway."""
+        self._groups: dict[int, str] | None = None
+        self._head = b""
+        """What records of these groups begin with."""
         self._is_recording = False
         self._is_unsure = False
         """Whether a packed record whose commit failed may be stored."""
@@ -287,7 +290,7 @@ class Cell:
         done: Callable[[Produced | OncewireError], None],
     ) -> None:
         """`requested` is the number of the topic that the producer named, 0 when there is none."""
-        if self.intake.is_full:
+        if self.intake.bytes >= self.home.limits.commit_bytes_max:
             done(Overloaded("too much waits to be written", retry_after_s=self.home.limits.retry_after_ms / 1000))
             return
         here = (self.held, self.partition, envelope)
@@ -301,7 +304,9 @@ class Cell:
             return
         if stored.identity:
             self.numbers[body.topic] = requested
-        self._take_in(stored, done, body.topic)
+        self.intake.add(stored, done, body.topic)
+        if not self.is_due:
+            self._wake()
 
     def store_letter(self, identity: bytes, size: int, body: bytes, done: Callable[[Any], None]) -> None:
         """A dead letter of another topic: no limit holds it up."""
@@ -310,15 +315,14 @@ class Cell:
         messages = self.messages
         messages.reserved += 1
         messages.reserved_bytes += size
-        self._take_in(stored, partial(_answer_letter, done), self.topic.name)
-
-    def _take_in(self, stored: Stored, done: Callable[[Produced | OncewireError], None], topic: str) -> None:
-        self.intake.add(stored, done, topic)
+        self.intake.add(stored, partial(_answer_letter, done), self.topic.name)
         if not self.is_due:
             self._wake()
 
     def settle(self, request: Settle, done: Callable[[Any], None]) -> None:
-        self.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
+        self.desk.submit(rules.settle(self.state, self.home.clock(), self.topic.tenant, request), done)
+        if not self.is_due and self.desk.can_cut:
+            self._wake()
 
     def enter(self, consume: Consume, done: Callable[[OncewireError | None], None]) -> None:
         self.submit(rules.enter(self.state, self.home.clock(), self.topic.tenant, consume), done)
@@ -338,7 +342,6 @@ class Cell:
         flight = group.progress[record.partition].flights.get(record.offset) if group else None
         if flight is not None and flight.is_settling:
             flight.is_settling = False
-            self.state.settling.pop(flight, None)
             self.state.later(flight)
 
     # ---- through
@@ -384,12 +387,13 @@ class Cell:
     def _record(self) -> None:
         self.desk.cut()
         records = self.desk.going
-        groups = packed.groups_of(self.state, records)
+        if (groups := packed.groups_of(self.state, records)) != self._groups:
+            self._groups, self._head = groups, packed.head_of(self.node, groups, self.topic)
         frames: list[Frame] = []
         for run in packed.runs_of(records):
             after = SAME_BATCH if frames else self.record_sequence
             head = b"" if frames else header_of(expect(after))
-            frames.append((head, packed.pack(self.node, after, groups, run, self.topic)))
+            frames.append((head, packed.pack(self._head, after, run)))
         self._is_recording = True
         way = Way.BATCH if len(frames) > 1 else Way.SINGLES
         failed = self.home.outlet.send(self._records_subject, frames, self._recorded, way)
@@ -413,7 +417,6 @@ class Cell:
         if self.records_since > SNAPSHOT_RECORDS + self.snapshot_size and not self.is_snapshotting:
             self.home.snapshot(self)
         self.go()
-        self.home.outlet.connection.push()
         takes_halves = self.is_quiet and self.home.outlet.takes_halves(count)
         desk.answered(self.go if takes_halves else None)
         self.look()

@@ -184,7 +184,11 @@ class JetStreamEngine:
             topic = self._catalog.topics.get((tenant, body.topic))
             if topic is not None:  # the common case, without what only envelopes and routers need
                 number = 0 if topic.count == 1 else partition_of(body.key, topic.count)
-                self._store(body, topic.number, (topic, number, None), None, done)
+                cell = self.node.cells.get((topic.number, number))
+                if cell is not None and cell.phase is Phase.OPEN:
+                    cell.produce(body, topic.number, None, None, done)
+                else:
+                    self._store(body, topic.number, (topic, number, None), None, done)
                 return
         if self._routers is not None:
             self._routers.ask(body.topic, body, lambda decision: self._produce(tenant, body, decision, done))

@@ -63,12 +63,9 @@ class Intake:
         self._cell = cell
         self._waiting: list[Stored] = []
         self._told: list[tuple[Done, str]] = []
-        self._bytes = 0
+        self.bytes = 0
+        """Of those that were not sent yet."""
         self._going: deque[_Group] = deque()
-
-    @property
-    def is_full(self) -> bool:
-        return self._bytes >= self._cell.home.limits.commit_bytes_max
 
     @property
     def has_waiting(self) -> bool:
@@ -87,7 +84,7 @@ class Intake:
         """`topic` is the one that the producer named."""
         self._waiting.append(record)
         self._told.append((done, topic))
-        self._bytes += record.size
+        self.bytes += record.size
 
     # ---- there
 
@@ -104,7 +101,7 @@ class Intake:
             way = Way.BATCH if is_batch else self._one_by_one(records)
             group = _Group(records, self._told[:BATCH_MESSAGES_MAX], way)
             del self._waiting[:BATCH_MESSAGES_MAX], self._told[:BATCH_MESSAGES_MAX]
-            self._bytes = sum(one.size for one in self._waiting) if self._waiting else 0
+            self.bytes = sum(one.size for one in self._waiting) if self._waiting else 0
             going.append(group)
             self._send(group)
 
@@ -200,7 +197,7 @@ class Intake:
         """Nothing more comes: of what was sent nothing counts, and the rest was never sent."""
         going, self._going = self._going, deque()
         told, self._told = self._told, []
-        self._waiting, self._bytes = [], 0
+        self._waiting, self.bytes = [], 0
         for group in going:
             group.fail(for_clients(group.error) if group.error is not None else error)
         unsent = error if not isinstance(error, OutcomeUnknown) else _not_sent(error)

@@ -57,9 +57,9 @@ class Keeper:
     # ---- at the delivery's owner
 
     def step(self, cell: Cell, request: Idempotency, done: Done) -> None:
-        flight, refused = rules.held(cell.state, cell.topic.tenant, request)
-        if flight is None:
-            cell.submit(refused, done)
+        flight = rules.held(cell.state, cell.topic.tenant, request)
+        if isinstance(flight, rules.Step):
+            cell.submit(flight, done)
             return
         claim = claim_of(request)
 

@@ -37,7 +37,7 @@ class Post(Owners, Protocol):
     catalog: Catalog
     limits: Limits
     is_stopping: bool
-    route_s: float
+    search_s: float
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]: ...
 
@@ -58,7 +58,7 @@ class Letters:
         self._node.spawn(self._bury(cell, letter, done))
 
     async def _bury(self, cell: Cell, letter: At, done: Callable[[OncewireError | None], None]) -> None:
-        deadline = time.monotonic() + self._node.route_s
+        deadline = time.monotonic() + self._node.search_s
         failed = await self._try(cell, letter)
         while isinstance(failed, (NotFound, Unavailable)) and self._may_try(cell, deadline):
             await asyncio.sleep(AGAIN_S)

@@ -1,8 +1,6 @@
-"""A node: the cells that it owns, and the way to those that it does not.
+"""A node: the cells that it owns, how it takes and leaves them, and what it does for readers and for other nodes.
 
-Requests find a partition's owner in this order: a cell that is open here; the node that was the owner last time; the
-partition's entry in the bucket of leases; and when nobody has it, the node that should, which takes it when it is
-asked. A node that is asked for what it does not have says who has it. What is idle is owned by nobody until it is used.
+What is idle is owned by nobody until it is used. How requests find the owner of a partition: paths.py.
 """
 
 from __future__ import annotations
@@ -21,8 +19,9 @@ from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.keeping import Keeper
 from oncewire.broker.jetstream.letters import Letters
 from oncewire.broker.jetstream.link import Link
-from oncewire.broker.jetstream.ops import Detached, Hint, Moved, Placed, Request, Unsent
+from oncewire.broker.jetstream.ops import Detached, Hint, Placed, Request
 from oncewire.broker.jetstream.owners import Done, Local
+from oncewire.broker.jetstream.paths import STEP_S, Paths
 from oncewire.broker.jetstream.readers import Fan, Guest
 from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
@@ -39,8 +38,7 @@ NODES_S: Final = 0.05
 """How often it is looked who is there."""
 POKE_S: Final = 1.0
 TAKES_MAX: Final = 32
-ROUTE_EXTRA_S: Final = 10.0
-STEP_S: Final = 0.005
+SEARCH_EXTRA_S: Final = 10.0
 ATTACH_AGAIN_S: Final = 0.05
 STOP_S_MAX: Final = 5.0
 RECORDS_AGE_MS: Final = 7 * 86_400_000
@@ -89,10 +87,10 @@ class Node:
         self.cells: dict[tuple[int, int], Cell] = {}
         self.fans: dict[int, Fan] = {}
         self.is_stopping = False
-        self.route_s = lease_ms / 1000 + ROUTE_EXTRA_S
+        self.search_s = lease_ms / 1000 + SEARCH_EXTRA_S
         """For so long it is tried to reach an owner: another one may have to take the partition first."""
+        self.paths = Paths(self)
         self._readers = 0
-        self._owners: dict[tuple[int, int], str] = {}
         self._guests: dict[tuple[str, int], Guest] = {}
         self._nodes: set[str] = set()
         self._taking: dict[tuple[int, int], asyncio.Task[str]] = {}
@@ -172,88 +170,12 @@ class Node:
         for cell in list(self.cells.values()):
             cell.tick(now_ms)
 
-    # ---- finding the owner
-
     def at_owner(self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done) -> None:
-        """Ask the owner: here by `local`, elsewhere by `request`."""
-        key = (topic.number, partition)
-        cell = self.cells.get(key)
-        if cell is not None and cell.phase is Phase.OPEN:
-            local(cell, done)
-            return
-        node = self._owners.get(key)
-        if cell is None and node is not None and node != self.node and self.session.is_there(node):
+        self.paths.at_owner(topic, partition, request, local, done)
 
-            def answered(answer: Any) -> None:
-                if isinstance(answer, (Moved, Unsent)):
-                    self._owners.pop(key, None)
-                    self.spawn(self._route(topic, partition, request, local, done))
-                else:
-                    done(answer)
+    # ---- taking partitions
 
-            self.link.ask(node, request(), answered)
-            return
-        self.spawn(self._route(topic, partition, request, local, done))
-
-    async def _route(
-        self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done
-    ) -> None:
-        key = (topic.number, partition)
-        deadline = time.monotonic() + self.route_s
-        problem: OncewireError = Unavailable("nobody owns the partition yet", retry_after_s=0.5)
-        while time.monotonic() < deadline and not self.is_stopping:
-            if topic.number not in self.catalog.numbered:
-                done(NotFound(f"{NO_TOPIC} (create it first)"))
-                return
-            try:
-                node = await self._owner(topic, partition)
-            except Unavailable as error:
-                problem = error
-                await asyncio.sleep(ATTACH_AGAIN_S)
-                continue
-            except OncewireError as error:
-                done(error)
-                return
-            cell = self.cells.get(key)
-            if node == self.node and cell is not None and cell.phase is Phase.OPEN:
-                local(cell, done)
-                return
-            if node == self.node:
-                await asyncio.sleep(STEP_S)
-                continue
-            answer = await self._ask(node, request())
-            if not isinstance(answer, (Moved, Unsent)):
-                done(answer)
-                return
-            self._owners.pop(key, None)
-            if isinstance(answer, Moved) and answer.node and self.session.is_there(answer.node):
-                self._owners[key] = answer.node
-            await asyncio.sleep(STEP_S)
-        done(Unavailable("the broker is stopping", retry_after_s=1.0) if self.is_stopping else problem)
-
-    def _ask(self, node: str, request: Request) -> asyncio.Future[Any]:
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self.link.ask(node, request, answer.set_result)
-        return answer
-
-    async def _owner(self, topic: Listed, partition: int) -> str:
-        """Who has it, or who should: then it is taken by being asked."""
-        key = (topic.number, partition)
-        if key in self.cells:
-            return self.node
-        known = self._owners.get(key)
-        if known is not None and known != self.node and self.session.is_there(known):
-            return known
-        owned = await self.taker.owner_of(*key)
-        node = owned.node if owned.node and self.session.is_there(owned.node) else ""
-        if not node or node == self.node:
-            node = names.preferred(self.session.nodes, *key)
-        if node == self.node:
-            return await self._take(topic, partition)
-        self._owners[key] = node
-        return node
-
-    async def _take(self, topic: Listed, partition: int) -> str:
+    async def take(self, topic: Listed, partition: int) -> str:
         """Own it. The name of the owner when somebody else is."""
         key = (topic.number, partition)
         if key not in self._taking:
@@ -279,7 +201,7 @@ class Node:
                 raise
             if owner != cell.node:
                 self._drop(cell, "another node's")
-                self._owners[cell.key] = owner
+                self.paths.known[cell.key] = owner
             elif cell.node != self.node or cell.phase is not Phase.OPEN:
                 self._drop(cell, "between owners")
                 raise Unavailable("the session ended meanwhile", retry_after_s=0.1)
@@ -303,34 +225,9 @@ class Node:
                 guest.leave()
             done(None)
         else:
-            cell = self.cells.get((request.number, request.partition))
-            if cell is not None and cell.phase is Phase.OPEN:
-                self._serve(cell, node, request, done)
-            else:
-                self.spawn(self._serve_soon(node, request, done))
+            self.paths.serve(node, request, done)
 
-    async def _serve_soon(self, node: str, request: Placed, done: Done) -> None:
-        """Take the partition if nobody has it."""
-        key = (request.number, request.partition)
-        topic = self.catalog.numbered.get(request.number)
-        try:
-            if topic is None:
-                await self.catalog.catch_up()
-                topic = self.catalog.numbered.get(request.number)
-            if topic is None:
-                done(NotFound(f"{NO_TOPIC} (create it first)"))
-                return
-            owner = await self._take(topic, request.partition)
-        except OncewireError as error:
-            done(Moved(error.message) if isinstance(error, Unavailable) else error)
-            return
-        cell = self.cells.get(key)
-        if owner == self.node and cell is not None and cell.phase is Phase.OPEN:
-            self._serve(cell, node, request, done)
-        else:
-            done(Moved("the partition is elsewhere", node=owner if owner != self.node else ""))
-
-    def _serve(self, cell: Cell, node: str, request: Placed, done: Done) -> None:
+    def serve(self, cell: Cell, node: str, request: Placed, done: Done) -> None:
         if isinstance(request, ops.Produce):
             cell.produce(request.body, request.requested, request.envelope, request.routing, done)
         elif isinstance(request, ops.Settling):
@@ -356,7 +253,7 @@ class Node:
         if isinstance(notice, Hint):
             fan.hint(node)
         else:
-            self._owners.pop((fan.topic.number, notice.partition), None)
+            self.paths.known.pop((fan.topic.number, notice.partition), None)
             fan.left_there(node, notice.partition)
 
     # ---- readers
@@ -554,8 +451,7 @@ class Node:
 
     def _node_gone(self, node: str) -> None:
         self.link.lose(node)
-        for key in [key for key, owner in self._owners.items() if owner == node]:
-            del self._owners[key]
+        self.paths.lose(node)
         for guest in [guest for guest in self._guests if guest[0] == node]:
             self._guests.pop(guest).leave()
         for fan in list(self.fans.values()):
@@ -587,7 +483,6 @@ class Node:
             self._drop(cell, NO_TOPIC)
         for fan in [one for one in self.fans.values() if one.topic.number == topic.number]:
             fan.ended(NotFound(NO_TOPIC))
-        for key in [key for key in self._owners if key[0] == topic.number]:
-            del self._owners[key]
+        self.paths.forget(topic.number)
         self.keeper.gone.pop(topic.number, None)
         self.outlet.tails.pop(topic.number, None)

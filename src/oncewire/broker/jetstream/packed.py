@@ -49,18 +49,15 @@ def taken(owner: str, after: int, at_ms: int, topic: Named) -> bytes:
     return encode_record(Packed(owner, after, taken=True, at_ms=at_ms, tenant=topic.tenant, topic=topic.name))
 
 
-def pack(owner: str, after: int, groups: dict[int, str], encoded: bytes, topic: Named) -> bytes:
+def head_of(owner: str, groups: dict[int, str], topic: Named) -> bytes:
+    """What records of these groups begin with."""
+    named = {str(one): name for one, name in groups.items()}
+    return encode_record({"owner": owner, "groups": named, "tenant": topic.tenant, "topic": topic.name})[:-1]
+
+
+def pack(head: bytes, after: int, encoded: bytes) -> bytes:
     """One packed record of a run of records that is encoded already."""
-    head = encode_record(
-        {
-            "owner": owner,
-            "after": after,
-            "groups": {str(one): name for one, name in groups.items()},
-            "tenant": topic.tenant,
-            "topic": topic.name,
-        }
-    )
-    return b'%b,"records":%b}' % (head[:-1], encoded)
+    return b'%b,"after":%d,"records":%b}' % (head, after, encoded)
 
 
 _OF_GROUPS = (Acked, Retried, Buried, GroupSeen, Marked)
@@ -68,6 +65,9 @@ _OF_GROUPS = (Acked, Retried, Buried, GroupSeen, Marked)
 
 def groups_of(state: State, records: Sequence[Record]) -> dict[int, str]:
     """The names of the groups that the records speak of."""
+    acked = [record.group for record in records if type(record) is Acked]
+    if len(acked) == len(records):  # nearly all are that
+        return {number: state.groups[number].name for number in set(acked)}
     made = {record.group: record.name for record in records if type(record) is GroupMade}
     spoken = {record.group for record in records if isinstance(record, _OF_GROUPS)}
     return made | {number: state.groups[number].name for number in spoken - made.keys()}

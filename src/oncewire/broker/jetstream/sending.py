@@ -36,6 +36,8 @@ from oncewire.jetstream.publish import BATCH_MESSAGES_MAX, PubAck, parse_ack
 CONFIRM_S_MAX: Final = 10.0
 SWEEP_S: Final = 0.25
 HALVES_MIN: Final = 16
+PUSH_BYTES: Final = 1_024
+"""So many are worth a write of their own, while more is made; fewer go together when the turn is over."""
 INGEST_MIN: Final = 4
 """Fewer go as singles: fast ingest has an answer of its own when it begins."""
 PAUSE_MAX: Final = 1_024
@@ -192,7 +194,8 @@ class _Singles(Sending):
         del self._outlet.connection.replies[number]
         self._left -= 1
         if self._left == 0:
-            self._learn()
+            if len(self.sequences) > 1:  # one is never a batch
+                self._learn()
             if self._tail is not None:
                 self._tail.reach(max(self.sequences))
             self.end()
@@ -217,16 +220,14 @@ class _Ingest(Sending):
         outlet, last = self._outlet, len(frames)
         outlet.ingests[self._base] = self
         head = b"HPUB %b %b%d.%d.fail." % (subject, outlet.ingest_inbox, self._base, BATCH_MESSAGES_MAX)
+        operations = b"0" + b"1" * (last - 2) + b"2"
         return b"".join(
             [
-                b"%b%d.%d.$FI %d %d\r\n%b%b\r\n"
-                % (
-                    head, number, 2 if number == last else number > 1, len(header), len(header) + len(payload), header,
-                    payload,
-                )
-                for number, (header, payload) in enumerate(frames, 1)
+                b"%b%d.%c.$FI %d %d\r\n%b%b\r\n"
+                % (head, number, operation, len(header), len(header) + len(payload), header, payload)
+                for number, operation, (header, payload) in zip(range(1, last + 1), operations, frames, strict=True)
             ]
-        )  # fmt: skip
+        )
 
     def forget(self) -> None:
         self._outlet.ingests.pop(self._base, None)
@@ -324,7 +325,10 @@ class Outlet:
         self.ingest_inbox = b"%bi.%b-" % (connection.inbox, secrets.token_hex(6).encode())
         self._open: dict[Sending, None] = {}
         self._sweeper = connection.loop.call_later(SWEEP_S, self._sweep)
-        self._subscription = connection.subscribe((connection.inbox + b"i.>").decode(), self._on_ingests)
+        # In its turn: what was sent later must not be known of before, or it would look like a stranger's.
+        self._subscription = connection.subscribe(
+            (connection.inbox + b"i.>").decode(), self._on_ingests, is_prompt=True
+        )
         connection.listeners.append(self)
         self.on_connected()
 
@@ -364,7 +368,10 @@ class Outlet:
             return Unavailable("the broker is not connected to NATS", retry_after_s=1.0)
         sending: Sending = _WAYS[way](self, len(frames), tail, done)
         try:
-            self.connection.write(sending.begin(subject, frames, guard))
+            data = sending.begin(subject, frames, guard)
+            self.connection.write(data)
+            if len(data) >= PUSH_BYTES:
+                self.connection.push()
         except OncewireError as error:
             sending.forget()
             return error
