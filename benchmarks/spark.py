@@ -1,8 +1,10 @@
 """Spark reading and writing JetStream, beside nats-py in the same Spark job and beside a program that only receives.
 
 1 M messages of about 400 bytes, Spark `local[2]`, server and Spark on the same machine. Contenders take turns within
-one run, after a turn that does not count (Java compiles what runs often, and workers load their modules); nats-py gets
-fewer messages, since it is the rate that counts.
+one run, after some turns that do not count (Java compiles what runs often: in the first queries half of what it does);
+nats-py gets fewer messages, since it is the rate that counts. All sources hand over the same three columns.
+
+A source that receives and looks at nothing shows how far any source in Python can come on the machine at hand.
 
     python -m benchmarks spark                   reading and writing
     python -m benchmarks.spark reading           one of: reading, writing, growing (100 k to 5 M messages)
@@ -20,6 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import nats
 import psutil
 import uvloop
@@ -30,7 +33,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
 from oncewire.errors import NotFound
-from oncewire.jetstream import Outgoing
+from oncewire.jetstream import Outgoing, protocol
 from oncewire.pipeline import spark_session
 from tests.support.nats import nats_server
 
@@ -38,10 +41,14 @@ MESSAGES = 1_000_000
 SLOW_MESSAGES = 100_000
 GROWING = (100_000, 300_000, 1_000_000, 2_000_000, 5_000_000)
 ROUNDS = 5
+WARM_ROUNDS = 8
 FILL_BATCH = 10_000
 STREAM = "BENCH"
 PAYLOAD = b'{"type":"OrderPlaced","id":"%012d","payload":{"order":%d,"customer":4711,"note":"%b"}}'
 NOTE = b"x" * 310
+COLUMNS = "subject string, sequence long, payload binary"
+FRAME_BYTES = 530
+"""What a delivery takes on the wire, a little more than it does."""
 
 
 async def fill(url: str, count: int) -> None:
@@ -66,7 +73,7 @@ class NatsPySource(DataSource):
         return "natspy"
 
     def schema(self) -> str:
-        return "subject string, sequence long, payload binary"
+        return COLUMNS
 
     def reader(self, schema: Any) -> NatsPyReader:  # noqa: ARG002 - Spark's shape
         return NatsPyReader(dict(self.options))
@@ -99,6 +106,76 @@ class NatsPyReader(DataSourceReader):
                 yield message.subject, message.metadata.sequence.stream, message.data
         loop.run_until_complete(connection.close())
         loop.close()
+
+
+# ---- a source that looks at nothing
+
+
+class BlindSource(DataSource):
+    """Receives what the server sends, does not look at it, and hands over rows of that size that were made before."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "blind"
+
+    def schema(self) -> str:
+        return COLUMNS
+
+    def reader(self, schema: Any) -> BlindReader:  # noqa: ARG002 - Spark's shape
+        return BlindReader(dict(self.options))
+
+
+class BlindReader(DataSourceReader):
+    RANGE, ROWS, GATHERED_BYTES = 250_000, 4_000, 2 << 20
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(first) for first in range(1, int(self.options["count"]) + 1, self.RANGE)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from oncewire.pipeline import stream
+        from oncewire.pipeline.options import Access
+        from oncewire.pipeline.wire import connect
+
+        rows = self._rows()
+        wire = connect(Access(servers=(self.options["url"],)))
+        consumer, _ = stream.create_consumer(wire, STREAM, partition.value, ())
+        ask_for(wire, consumer, self.RANGE)
+        buffer, handed = memoryview(bytearray(2 * self.GATHERED_BYTES)), 0
+        end, tail, is_done = b".%d.%d." % (partition.value + self.RANGE - 1, self.RANGE), b"", False
+        while not is_done:
+            filled = 0
+            while filled < self.GATHERED_BYTES and not is_done:
+                got = wire.receive_into(buffer[filled:], 30.0)
+                filled += got
+                tail = (tail + bytes(buffer[filled - min(got, 4_096) : filled]))[-8_192:]
+                is_done = end in tail
+            reached = self.RANGE if is_done else min(self.RANGE, handed + filled // FRAME_BYTES)
+            while handed < reached:
+                yield rows.slice(0, min(self.ROWS, reached - handed))
+                handed += min(self.ROWS, reached - handed)
+        wire.close()
+
+    def _rows(self) -> Any:
+        import pyarrow as pa
+
+        payload = PAYLOAD % (0, 0, NOTE)
+        columns = {
+            "subject": pa.array(["bench.in.orders.11"] * self.ROWS),
+            "sequence": pa.array(range(self.ROWS), pa.int64()),
+            "payload": pa.array([payload] * self.ROWS, pa.binary()),
+        }
+        return pa.RecordBatch.from_pydict(columns)
+
+
+def ask_for(wire: Any, consumer: str, count: int) -> None:
+    """Pulls for so many messages, all at once."""
+    ask = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{consumer}")
+    for first in range(0, count, 20_000):
+        body = msgspec.json.encode({"batch": min(20_000, count - first), "expires": 60_000_000_000})
+        wire.send(protocol.encode_pub(ask, wire.inbox + b".0", body))
 
 
 def write_one_by_one(url: str) -> Callable[[Iterator[Any]], None]:
@@ -158,21 +235,17 @@ uvloop.run(main())
 
 RECEIVE = """
 import sys, time
-import msgspec
-from oncewire.jetstream import protocol
+from benchmarks.spark import STREAM, ask_for
 from oncewire.pipeline import stream
 from oncewire.pipeline.options import Access
 from oncewire.pipeline.wire import connect
-url, name, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+url, count = sys.argv[1], int(sys.argv[2])
 wire = connect(Access(servers=(url,)))
-consumer, _ = stream.create_consumer(wire, name, 1, ())
-ask = protocol.encode_subject(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{consumer}")
+consumer, _ = stream.create_consumer(wire, STREAM, 1, ())
 buffer = memoryview(bytearray(4 << 20))
 last = b".%d.%d." % (count, count)
 began = time.perf_counter()
-for first in range(0, count, 20_000):
-    body = msgspec.json.encode({"batch": min(20_000, count - first), "expires": 60_000_000_000})
-    wire.send(protocol.encode_pub(ask, wire.inbox + b".0", body))
+ask_for(wire, consumer, count)
 is_done, tail = False, b""
 while not is_done:
     got = wire.receive_into(buffer, 30.0)
@@ -183,7 +256,7 @@ print(time.perf_counter() - began)
 
 
 def receive_only(url: str, count: int) -> float:
-    command = [sys.executable, "-c", RECEIVE, url, STREAM, str(count)]
+    command = [sys.executable, "-c", RECEIVE, url, str(count)]
     return count / float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
@@ -204,10 +277,10 @@ class Bench:
 
     def source(self, count: int, **more: str) -> DataFrame:
         options = {"url": self.url, "stream": STREAM, "endingOffsets": str(count + 1), **more}
-        return self.spark.read.format("jetstream").options(**options).load()
+        return self.spark.read.format("jetstream").options(**options).schema(COLUMNS).load()
 
-    def theirs(self, count: int) -> DataFrame:
-        return self.spark.read.format("natspy").options(url=self.url, count=str(count)).load()
+    def other(self, name: str, count: int) -> DataFrame:
+        return self.spark.read.format(name).options(url=self.url, count=str(count)).load()
 
     @staticmethod
     def rate(frame: DataFrame, count: int) -> float:
@@ -251,7 +324,7 @@ class Bench:
 
 
 async def take_warm_turns(contenders: dict[str, Callable[[], Awaitable[float]]]) -> dict[str, list[float]]:
-    await take_turns(contenders, 1)
+    await take_turns(contenders, WARM_ROUNDS)
     return await take_turns(contenders, ROUNDS)
 
 
@@ -265,8 +338,9 @@ def turn(run: Callable[[], float]) -> Callable[[], Awaitable[float]]:
 async def reading(bench: Bench) -> None:
     runs = await take_warm_turns(
         {
-            "nats-py in Spark": turn(lambda: bench.rate(bench.theirs(SLOW_MESSAGES), SLOW_MESSAGES)),
+            "nats-py in Spark": turn(lambda: bench.rate(bench.other("natspy", SLOW_MESSAGES), SLOW_MESSAGES)),
             "oncewire in Spark": turn(lambda: bench.rate(bench.source(MESSAGES), MESSAGES)),
+            "a source that looks at nothing": turn(lambda: bench.rate(bench.other("blind", MESSAGES), MESSAGES)),
             "receive only, no Spark": turn(lambda: receive_only(bench.url, MESSAGES)),
             "the same rows from Parquet": turn(lambda: bench.rate(bench.spark.read.parquet(bench.parquet), MESSAGES)),
         }
@@ -274,6 +348,8 @@ async def reading(bench: Bench) -> None:
     print(table("reading, messages of about 400 bytes", runs, "nats-py in Spark"))
     print(verdict("source against nats-py", ratio(runs, "oncewire in Spark", "nats-py in Spark")[0], 10.0))
     print(verdict("source against receive only", ratio(runs, "oncewire in Spark", "receive only, no Spark")[0], 0.7))
+    blind = ratio(runs, "a source that looks at nothing", "receive only, no Spark")
+    print(f"  any source in Python: at most {blind[0]:.2f}× ({blind[1]:.2f}–{blind[2]:.2f}) receive only")
 
 
 async def writing(bench: Bench) -> None:
@@ -318,6 +394,7 @@ def main(*pieces: str) -> None:
             spark_sql_files_openCostInBytes=128 * 1024 * 1024,  # a partition per Parquet file
         )
         spark.dataSource.register(NatsPySource)
+        spark.dataSource.register(BlindSource)
         bench = Bench(spark, server.url, folder)
         bench.save_rows()
         if "reading" in wanted:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from oncewire.errors import ProtocolViolation
 from oncewire.jetstream.protocol import Event, Message, Parser
-from oncewire.pipeline.frames import Answers, Cuts, Expected, _number_before, split, split_answers
+from oncewire.pipeline.frames import Answers, Cuts, Expected, _number_before, _places, split, split_answers
 
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
@@ -101,6 +102,68 @@ def test_ordinary_deliveries_are_all_proven() -> None:
     assert 499 == proven
 
 
+def test_deliveries_of_all_widths_are_proven() -> None:
+    """Numbers, subjects and payloads grow over every width; the last frames end where the buffer does."""
+    for size in (0, 9, 10, 63, 64, 999, 1_000, 12_345):
+        rows = [
+            delivery(10**digits, b"x" * size, subject=b"s" * length) for digits in range(18) for length in (1, 63, 90)
+        ]
+        found, proven = bulk([b"".join(rows)])
+        assert exact(b"".join(rows)) == found
+        assert len(rows) == proven
+
+
+@pytest.mark.parametrize("byte", [b" ", b"\t", b"\0", b"\x1f"])
+@pytest.mark.parametrize("length", [3, 62, 63, 64, 65, 300])
+def test_a_subject_of_several_words_is_for_the_exact_parser(byte: bytes, length: int) -> None:
+    for place in (1, length // 2, length - 1):
+        odd = delivery(2, b"y" * 200, subject=b"s" * place + byte + b"s" * (length - place - 1))
+        data = delivery(1, b"x" * 200) + odd + delivery(3, b"z" * 200)
+        assert outcome(lambda data=data: exact(data)) == outcome(lambda data=data: bulk([data])[0])
+
+
+@pytest.mark.parametrize(
+    ("good", "odd"),
+    [
+        (b"2.2.1763", b"2.:.1763"),
+        (b"2.2.1763", b"/.2.1763"),
+        (b"345.7 20", b"345.7 4 20"),
+        (b"MSG orders", b"HMSG orders"),
+        (b"orders.placed ", b" "),
+        (b"orders.placed ", b""),
+        (b"12 212\r\n", b"213 212\r\n"),
+    ],
+)
+def test_a_line_that_is_nearly_a_delivery_is_for_the_exact_parser(good: bytes, odd: bytes) -> None:
+    frames = [delivery(n, b"x" * 200, b"NATS/1.0\r\n\r\n" * (n > 3)).replace(b"012347", b"012345") for n in range(1, 7)]
+    frames[1], frames[4] = frames[1].replace(good, odd), frames[4].replace(good, odd)
+    data = b"".join(frames)
+    assert odd in data
+    assert outcome(lambda: exact(data)) == outcome(lambda: bulk([data])[0])
+
+
+def test_the_shortest_deliveries_are_proven() -> None:
+    expected = Expected.of(1, b"$JS.ACK.A.b.1.1.1.1.1")
+    data = b"".join(b"MSG s 1 $JS.ACK.A.b.1.%d.%d.1.0 0\r\n\r\n" % (n, n) for n in range(1, 9))
+    assert (exact(data), 8) == bulk([data], expected)
+
+
+def test_what_is_expected_is_seen_in_the_first_line() -> None:
+    def seen(data: bytes) -> Expected | None:
+        return Expected.seen_in(np.frombuffer(data, np.uint8))
+
+    assert EXPECTED == seen(delivery(7, b"x")) == seen(delivery(7, b"x", b"NATS/1.0\r\n\r\n") + b"PING\r\n")
+    for other in (b"PING\r\n" + delivery(7, b"x"), delivery(7, b"x")[:40], b"MSG a 1 2\r\nab\r\n", b"\0" * 50, b""):
+        assert seen(other) is None
+
+
+@given(st.lists(st.integers(0, 400), max_size=40), st.integers(1, 30_000))
+def test_few_places_of_many_are_found(steps: list[int], length: int) -> None:
+    bits = np.zeros(length, np.bool_)
+    bits[[place for place in accumulate(steps) if place < length]] = True
+    assert np.flatnonzero(bits).tolist() == _places(bits).tolist()
+
+
 def test_a_payload_that_looks_like_a_frame_is_a_payload() -> None:
     """Also one that holds a whole delivery of this very reader, with sizes that fit."""
     inner = delivery(99, b"inner")
@@ -153,6 +216,7 @@ def test_numbers_that_do_not_fit_are_left_to_the_exact_parser() -> None:
     st.lists(
         st.one_of(
             st.tuples(st.just("message"), st.binary(max_size=60), st.booleans()),
+            st.tuples(st.just("long"), st.integers(60, 2_000), st.booleans()),
             st.tuples(st.just("frame"), st.integers(1, 10**9), st.booleans()),
             st.tuples(st.just("ping"), st.none(), st.booleans()),
             st.tuples(st.just("other"), st.binary(max_size=20), st.booleans()),
@@ -168,6 +232,8 @@ def test_any_mixture_in_any_cut_gives_what_the_exact_parser_gives(parts: list[An
         header = b"NATS/1.0\r\nNats-Msg-Id: x\r\n\r\n" if is_headed else b""
         if kind == "message":
             data += delivery(number, value, header)
+        elif kind == "long":
+            data += delivery(number, b"x" * value, header, b"s" * (value % 150 + 1))
         elif kind == "frame":
             data += delivery(number, b"\r\n" * (value % 2) + delivery(value, b"y"), header)
         elif kind == "ping":

@@ -19,15 +19,14 @@ is proven again. A buffer never needs to be guessed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oncewire.jetstream.protocol import Event, Parser
+from oncewire.jetstream.protocol import LINE_BYTES_MAX, Event, Parser
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -43,6 +42,7 @@ BUFFER_BYTES_MIN = 32
 ANSWER_DIGITS = 10
 PUB_ACK = b'{"stream":"'
 _WORD = 8
+_WINDOW = 64
 _CR, _LF, _BLANK, _DOT = 13, 10, 32, 46
 _u8 = np.uint64
 _ZERO = np.uint8(0x30)
@@ -74,6 +74,9 @@ class Cuts:
         return Cuts(**{name: column[:count] for name, column in vars(self).items()})
 
 
+_DELIVERY = re.compile(rb"H?MSG \S+ (\d{1,8}) (\$JS\.ACK\.\S+) (?:\d+ )?\d+\r\n")
+
+
 @dataclass(frozen=True)
 class Expected:
     """What every delivery to one reader has in common: the bytes between its subject and its numbers."""
@@ -84,6 +87,12 @@ class Expected:
     def of(cls, sid: int, reply: bytes) -> Expected:
         """From the reply of any delivery: all of them share everything before their five numbers."""
         return cls(b" %d %b." % (sid, reply.rsplit(b".", 5)[0]))
+
+    @classmethod
+    def seen_in(cls, buffer: Bytes) -> Expected | None:
+        """From the first line of a buffer that begins at a frame; None when that is no delivery."""
+        found = _DELIVERY.match(buffer[:LINE_BYTES_MAX].tobytes())
+        return cls.of(int(found[1]), found[2]) if found else None
 
 
 Piece = Cuts | list[Event]
@@ -199,7 +208,7 @@ def _answers(buffer: Bytes, inbox: bytes) -> _Candidates:
 
 def _lines(buffer: Bytes) -> tuple[Ints, Ints]:
     """Start and end of everything that stands between two CRLF: lines, and pieces of payloads."""
-    ends = np.flatnonzero(buffer[:-1] == _CR)
+    ends = _places(buffer[:-1] == _CR)
     ends = ends[buffer[ends + 1] == _LF]
     starts = np.empty_like(ends)
     starts[:1] = 0
@@ -208,48 +217,109 @@ def _lines(buffer: Bytes) -> tuple[Ints, Ints]:
     return starts[is_long], ends[is_long]
 
 
+def _places(bits: Bits) -> Ints:
+    """Where few of many are true: 64 at a time are looked at, and mostly there is none, or one."""
+    whole = len(bits) & ~63
+    words = np.packbits(bits[:whole], bitorder="little").view("<u8")
+    at = np.flatnonzero(words)
+    word = words[at]
+    if (word & (word - _u8(1))).any():
+        return np.flatnonzero(bits)
+    exponent = word.astype(np.float64).view(np.int64) >> 52  # a power of two is exact as a float
+    return np.concatenate((at * 64 + (exponent - 1023), np.flatnonzero(bits[whole:]) + whole))
+
+
 def _parsed(buffer: Bytes, starts: Ints, line_ends: Ints, is_headed: Bits, expected: Expected) -> _Candidates:
-    """Read the numbers of each line from its end backwards; drop the lines that are not deliveries."""
-    read = _Numbers(buffer, line_ends, is_headed)
+    """Read each line from its end backwards; drop the lines that are not deliveries."""
+    read = _Tails(buffer, line_ends, is_headed, expected.between)
     subject_start = starts + 4 + is_headed
-    subject_end = read.at - len(expected.between)
-    is_good = read.is_good & (subject_end > subject_start) & _has_before(buffer, read.at, expected.between)
-    is_good &= _has_before(buffer, subject_start, b"MSG ")
     payload_end = line_ends + 2 + read.size
-    is_good &= _has_crlf(buffer, payload_end)
-    is_good &= _are_tokens(buffer, subject_start, subject_end, is_good)
-    keep = np.flatnonzero(is_good)
+    is_good = read.is_good & (read.at > subject_start) & _has_crlf(buffer, payload_end)
+    is_good &= _every(buffer, _MSG.dtype)[subject_start - 4] == _MSG
+    is_good &= _are_tokens(buffer, subject_start, read.at, is_good)
     columns = {
-        "subject_start": subject_start[keep],
-        "subject_end": subject_end[keep],
-        "header_start": line_ends[keep] + 2,
-        "payload_start": line_ends[keep] + 2 + read.head[keep],
-        "payload_end": payload_end[keep],
-        "sequence": read.sequence[keep],
-        "consumer_sequence": read.consumer_sequence[keep],
-        "timestamp_ns": read.timestamp_ns[keep],
-        "pending": read.pending[keep],
+        "subject_start": subject_start,
+        "subject_end": read.at,
+        "header_start": line_ends + 2,
+        "payload_start": line_ends + 2 + read.head,
+        "payload_end": payload_end,
+        "sequence": read.sequence,
+        "consumer_sequence": read.consumer_sequence,
+        "timestamp_ns": read.timestamp_ns,
+        "pending": read.pending,
     }
-    return _Candidates(buffer, starts[keep], payload_end[keep] + 2, Cuts, columns)
+    ends = payload_end + 2
+    if not is_good.all():
+        columns = {name: column[is_good] for name, column in columns.items()}
+        starts, ends = starts[is_good], ends[is_good]
+    return _Candidates(buffer, starts, ends, Cuts, columns)
 
 
+def _every(buffer: Bytes, kind: np.dtype[Any]) -> Any:
+    """What begins at each byte of the buffer, as values of this kind."""
+    return np.ndarray((len(buffer) - kind.itemsize + 1,), kind, buffer, strides=(1,))
+
+
+_MSG = np.frombuffer(b"MSG ", "<u4")[0]
 _TAIL = re.compile(rb"(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.(\d{1,19})\.(\d{1,19}) (?:(\d{1,8}) )?(\d{1,8})\Z")
 _TAIL_BYTES_MAX = 5 * (NUMBER_DIGITS_MAX + 1) + 2 * (SIZE_DIGITS_MAX + 1)
 _LAYOUTS_MAX = 4
 
 
-class _Numbers:
-    """The numbers at the end of each line, and where the first of them begins (`at`).
+class _Layout:
+    """The end of a line whose numbers have certain widths, as a row of bytes to lay on other lines.
 
-    Lines of one buffer mostly have numbers of the same widths. So the widths of one line are tried on all of them:
-    their tails are then columns, and all digits of all numbers are turned into values together. Lines of other widths
-    get some turns of their own; what is left is read number by number.
+    Xored with `pattern`, what all deliveries share becomes zero and digits become their values: `limits` says how large
+    each byte may be then. `words` says of each number which eight digits to read where, the highest first.
     """
 
-    def __init__(self, buffer: Bytes, line_ends: Ints, is_headed: Bits) -> None:
+    def __init__(self, between: bytes, tail: re.Match[bytes]) -> None:
+        numbers = re.sub(rb"\d", b"0", tail[0])
+        self.width = len(between) + len(numbers)
+        self.pattern = np.frombuffer(between + numbers, np.uint8)
+        self.limits = np.frombuffer(bytes(len(between)) + bytes(9 * (one == ord("0")) for one in numbers), np.uint8)
+        self.has_head = tail[6] is not None
+        moved = len(between) - tail.start()
+        spans = [tail.span(group) for group in range(2, 8) if tail[group] is not None]
+        self.words = [
+            [
+                (end + moved, min(_WORD, end - first))
+                for end in range(last - (last - first - 1) // _WORD * _WORD, last + 1, _WORD)
+            ]
+            for first, last in spans
+        ]
+
+    def values(self, window: Bytes) -> list[Ints]:
+        """The numbers of lines on which the pattern was laid."""
+        places = [place for places in self.words for place in places]
+        digits = np.empty((len(places), len(window)), np.uint64)
+        for row, (end, count) in zip(digits, places, strict=True):
+            row[:] = np.ndarray((len(window),), "<u8", window, offset=end - _WORD, strides=(self.width,))
+            if count < _WORD:
+                row &= _u8(2**64 - 2 ** (8 * (_WORD - count)))
+        joined = iter(_joined_digits(digits).view(np.int64))
+        values = []
+        for places in self.words:
+            value = next(joined)
+            for _ in places[1:]:
+                value = value * 10**_WORD + next(joined)
+            values.append(value)
+        return values
+
+
+class _Tails:
+    """The numbers at the end of each line, and where what all deliveries share before them begins (`at`).
+
+    Lines of one buffer mostly have numbers of the same widths. So the layout of one line is laid on all of them, and
+    all digits of all numbers are turned into values together. Lines of other widths get some turns of their own; what
+    is left is read number by number.
+    """
+
+    def __init__(self, buffer: Bytes, line_ends: Ints, is_headed: Bits, between: bytes) -> None:
         self._buffer = buffer
         self._line_ends = line_ends
         self._is_headed = is_headed
+        self._between = between
         count = len(line_ends)
         self.is_good = np.zeros(count, np.bool_)
         self._columns = np.zeros((7, count), np.int64)
@@ -268,26 +338,28 @@ class _Numbers:
         """Read the lines that look like the first of these rows; the others are handed back."""
         end = int(self._line_ends[rows[0]])
         first = _TAIL.search(self._buffer[max(0, end - _TAIL_BYTES_MAX) : end].tobytes())
-        has_head = bool(self._is_headed[rows[0]])
-        if first is None or has_head != (first[6] is not None):
+        if first is None:
             return rows
-        width = len(first[0])
-        is_like = (self._is_headed[rows] == has_head) & (self._line_ends[rows] >= width)
+        layout = _Layout(self._between, first)
+        is_like = (self._line_ends[rows] >= layout.width) & (self._is_headed[rows] == layout.has_head)
         tried = rows[is_like]
-        kind = np.dtype((np.void, width))
-        every = np.ndarray((len(self._buffer) - width + 1,), kind, self._buffer, strides=(1,))
-        tails = every[self._line_ends[tried] - width].view(np.uint8).reshape(-1, width) ^ _ZERO
-        spans = [first.span(group) for group in range(1, 8) if first[group] is not None]
-        values, is_same = _values(tails, [(a - first.start(), b - first.start()) for a, b in spans])
-        for before, sign in zip(spans[:-1], b"....  ", strict=False):
-            is_same &= tails[:, before[1] - first.start()] == sign ^ _ZERO
-        done = tried[is_same]
-        names = (1, 2, 3, 4, 5, 6) if has_head else (1, 2, 3, 4, 6)
-        for name, value in zip(names, values[1:], strict=True):
-            self._columns[name, done] = value[is_same]
-        self._columns[0, done] = self._line_ends[done] - width
+        if not len(tried):
+            return rows
+        window = _every(self._buffer, np.dtype((np.void, layout.width)))[self._line_ends[tried] - layout.width]
+        window = window.view(np.uint8).reshape(-1, layout.width) ^ layout.pattern
+        is_same = window <= layout.limits
+        if not is_same.all():
+            are_same = is_same.all(axis=1)
+            is_like[is_like] = are_same
+            tried, window = tried[are_same], window[are_same]
+        if not len(tried):
+            return rows
+        done: Any = tried if len(tried) < len(self._line_ends) else slice(None)
+        names = (1, 2, 3, 4, 5, 6) if layout.has_head else (1, 2, 3, 4, 6)
+        for name, value in zip(names, layout.values(window), strict=True):
+            self._columns[name, done] = value
+        self._columns[0, done] = self._line_ends[done] - layout.width
         self.is_good[done] = True
-        is_like[is_like] = is_same
         others: Ints = rows[~is_like]
         return others
 
@@ -304,34 +376,27 @@ class _Numbers:
             if place < 4:
                 at, is_good = _expect(buffer, at, _DOT, is_good)
         pending, timestamp_ns, consumer_sequence, sequence, _ = found
+        is_good &= _has_before(buffer, at, self._between)
+        at = at - len(self._between)
         self._columns[:, rows] = (at, sequence, consumer_sequence, timestamp_ns, pending, head, size)
         self.is_good[rows] = is_good
 
 
-def _values(tails: Bytes, spans: Sequence[tuple[int, int]]) -> tuple[list[Ints], Bits]:
-    """The decimal numbers that stand in these columns (already without the zero's bits), and which rows are digits."""
-    widths = [-(-(b - a) // _WORD) for a, b in spans]
-    digits = np.zeros((len(tails), _WORD * sum(widths)), np.uint8)
-    for (a, b), end in zip(spans, accumulate(widths), strict=True):
-        digits[:, _WORD * end - (b - a) : _WORD * end] = tails[:, a:b]
-    words = digits.view(np.uint64)
-    odd = (words | ((words & ~_HIGH_BITS) + _SIXES)) & _HIGH_NIBBLES
-    joined = _joined_digits(words).view(np.int64)
-    values = []
-    for width, end in zip(widths, accumulate(widths), strict=True):
-        value = joined[:, end - width]
-        for more in range(end - width + 1, end):
-            value = value * 10**_WORD + joined[:, more]
-        values.append(value)
-    is_digits: Bits = np.bitwise_or.reduce(odd, axis=1) == 0
-    return values, is_digits
-
-
 def _joined_digits(word: Any) -> Any:
-    """Eight digits, the lowest in the highest byte, as one number each: pairs, then fours, then eights are joined."""
-    word = (word * _u8(10) + (word >> _u8(8))) & _u8(0x00FF00FF00FF00FF)
-    word = (word * _u8(100) + (word >> _u8(16))) & _u8(0x0000FFFF0000FFFF)
-    return (word * _u8(10_000) + (word >> _u8(32))) & _u8(0x00000000FFFFFFFF)
+    """Eight digits, the lowest in the highest byte, as one number each, in place: pairs, then fours, then eights."""
+    for factor, shift, mask in _JOINTS:
+        lower = word >> shift
+        word *= factor
+        word += lower
+        word &= mask
+    return word
+
+
+_JOINTS = (
+    (_u8(10), _u8(8), _u8(0x00FF00FF00FF00FF)),
+    (_u8(100), _u8(16), _u8(0x0000FFFF0000FFFF)),
+    (_u8(10_000), _u8(32), _u8(0x00000000FFFFFFFF)),
+)
 
 
 def _number_before(buffer: Bytes, end: Ints, digits_max: int) -> tuple[Ints, Ints, Bits]:
@@ -407,7 +472,14 @@ def _are_tokens(buffer: Bytes, start: Ints, end: Ints, is_good: Bits) -> Bits:
     """Whether a subject is free of blanks and control characters, which would make it several words."""
     rows = np.flatnonzero(is_good)
     result = np.zeros(len(is_good), np.bool_)
-    if len(rows):
-        edges = np.column_stack((start[rows], end[rows])).ravel()  # in order: lines do not overlap
+    if not len(rows):
+        return result
+    start, end = start[rows], end[rows]
+    if (end - start).max() < _WINDOW and int(start[-1]) + _WINDOW <= len(buffer):
+        window = _every(buffer, np.dtype((np.void, _WINDOW)))[start].view(np.uint8)
+        blanks = np.packbits(window <= _BLANK, bitorder="little").view("<u8")
+        result[rows] = blanks & ((_u8(1) << (end - start).astype(np.uint64)) - _u8(1)) == 0
+    else:
+        edges = np.column_stack((start, end)).ravel()  # in order: lines do not overlap
         result[rows] = np.minimum.reduceat(buffer, edges)[::2] > _BLANK
     return result

@@ -28,7 +28,7 @@ from oncewire.pipeline.frames import Bytes, Cuts, Expected, Piece, split
 from oncewire.pipeline.options import ReadOptions
 from oncewire.pipeline.rules import Facts
 from oncewire.pipeline.stream import Row
-from oncewire.pipeline.wire import INBOX_SID, OUTAGE_S, REQUEST_S, RETRY_DELAY_S, Wire, connect
+from oncewire.pipeline.wire import OUTAGE_S, REQUEST_S, RETRY_DELAY_S, Wire, connect
 
 log = logging.getLogger("oncewire.pipeline")
 
@@ -224,7 +224,8 @@ class Delivery:
         """Messages in order until the end of the range or of what the server has. Valid until the next step."""
         while self._pending and self._position < self._end:
             self._pull()
-            self._receive()
+            self._receive(LINGER_S)
+            self._expected = self._expected or Expected.seen_in(self.buffer)
             pieces, used = split(self.buffer, self._expected)
             for piece in pieces:
                 yield from self._checked(piece)
@@ -267,11 +268,11 @@ class Delivery:
 
     # ---- receiving
 
-    def _receive(self) -> None:
+    def _receive(self, linger_s: float = 0.0) -> None:
         if self._filled == self._capacity:
             self._grow()
         self._take(STALL_S)
-        while self._filled < WANTED_BYTES and self.wire.is_readable(LINGER_S):
+        while self._filled < WANTED_BYTES and self.wire.is_readable(linger_s):
             self._take(0.0)
 
     def _take(self, timeout_s: float) -> None:
@@ -317,8 +318,6 @@ class Delivery:
             if event.subject_raw == self._inbox:
                 self._status(event)
             return None
-        if self._expected is None:
-            self._expected = Expected.of(INBOX_SID, event.reply)
         try:
             _, sequence, consumer_sequence, timestamp_ns, pending = map(int, event.reply.split(b".")[-5:])
         except ValueError:
