@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from oncewire.pipeline import java
 from oncewire.pipeline.session import prepare, spelled
@@ -60,6 +63,22 @@ def test_a_worker_that_java_lets_go_ends_without_a_word() -> None:
     done = subprocess.run([sys.executable, "-c", LET_GO], capture_output=True, text=True, env=environ)
     assert "" == done.stderr
     assert done.stdout in ("ended with 1\n", "ended with -1\n")  # Spark 4.0 tells it the other way
+
+
+def test_a_worker_does_not_look_for_garbage_in_what_it_imported(spark: SparkSession) -> None:
+    """Spark collects after each task, and the next one waits for it."""
+
+    def counted(rows: Iterator[Any]) -> Iterator[tuple[int, int, int]]:
+        import gc
+
+        assert list(rows)
+        yield os.getpid(), gc.get_freeze_count(), len(gc.get_objects())
+
+    first, second, third = (spark.sparkContext.parallelize(range(2), 2).mapPartitions(counted).collect() for _ in "123")
+    known = {pid for pid, _, _ in first + second}
+    again = [(frozen, looked_at) for pid, frozen, looked_at in third if pid in known]
+    assert again
+    assert all(frozen > 10 * looked_at for frozen, looked_at in again), again
 
 
 @pytest.mark.timeout(300)
