@@ -542,7 +542,7 @@ class Connection:
         denied: Callable[[PermissionDenied], None] | None = None,
         is_prompt: bool = False,
     ) -> Subscription:
-        """Interest that is renewed after each reconnect. With `each`, `deliver` may take message by message."""
+        """Interest that is renewed after each reconnect. With `is_prompt` it is told message by message."""
         self.check_open()
         self._sid += 1
         encoded_queue = protocol.encode_subject(queue) if queue else b""
