@@ -79,3 +79,13 @@ def test_fields_that_are_no_ids_carry_no_context(trace_id: str, span_id: str) ->
 
 def test_fields_that_are_ids_carry_one() -> None:
     assert trace.are_ids("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+
+
+TRACE_IDS = ["0" * 32, "0" * 31 + "1", "0" * 16 + "463ac35c9f6413ad", "1" + "0" * 31, "A" * 32, "é" * 32]
+SPAN_IDS = ["0" * 16, "0" * 15 + "1", "b7ad6b7169203331", "B7ad6b7169203331", "b7ad", "b7ad6b716920333 "]
+
+
+@given(st.lists(st.tuples(st.sampled_from(TRACE_IDS), st.sampled_from(SPAN_IDS)), max_size=4))
+def test_many_fields_are_ids_when_each_is(pairs: list[tuple[str, str]]) -> None:
+    found = trace.are_all_ids([one for one, _ in pairs], [other for _, other in pairs])
+    assert found == all(trace.are_ids(*pair) for pair in pairs)
