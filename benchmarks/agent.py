@@ -4,6 +4,7 @@
     on nats-py        our protocol and batch size (ledger, blocks, stable ids), nats-py with single confirmed publishes
     FastStream        the same handler, no ledger at all: nothing is kept once
     oncewire          the agent as `oncewire agent run` runs it
+    the client alone  receives, publishes effects that were made before, acks: no contract, no handler, no ledger
 
 Each figure counts inputs whose effect stands in its stream and whose ack the server has taken; the clock starts when
 the contender is connected and its ledger is open.
@@ -35,13 +36,16 @@ import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
 from oncewire.agent import Agent, Effect
 from oncewire.agent.batch import GroupCommit, Limits
+from oncewire.agent.commits import COMMITS_AHEAD
+from oncewire.agent.exits import Exit
+from oncewire.agent.flow import BATCHES_HELD
 from oncewire.agent.outflow import Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.run import Runner, own_the_process
 from oncewire.agent.sources import open_source
 from oncewire.contracts.blocks import Outcome
 from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
-from oncewire.jetstream import Client, Outgoing
+from oncewire.jetstream import Client, Outgoing, Pull
 from oncewire.jetstream.protocol import Message, encode_headers
 from oncewire.ledger.rules import Content, Entry, identity_key
 from oncewire.ledger.rules import Source as LedgerSource
@@ -58,6 +62,8 @@ SMALL_LEDGER, LARGE_LEDGER = 10_000, 1_000_000
 GROWTH_MAX = 1.25
 ROUNDS = 3
 BATCH = 1_000
+EFFECT_BYTES = 538
+TRACE = f"00-{1:032x}-{1:016x}-01"
 IN = "evt.default.bench.orders.placed"
 OUT = "evt.default.bench.billing.charged"
 
@@ -123,6 +129,30 @@ class Bench:
                 await asyncio.sleep(0.005)
             await self.all_acked(f"default_bench_{agent.name}_consumer", count, stream)
             return count / (time.perf_counter() - started)
+
+    async def client_alone(self) -> float:
+        """What is left when nothing is done with an input: about how far any agent could come beside this server."""
+        consumer = f"alone{next(self.numbers)}"
+        await self.durable(consumer)
+        way, slots = Exit(self.client), asyncio.Semaphore(COMMITS_AHEAD)
+
+        async def finish(pull: Pull, messages: list[Message], first: int) -> None:
+            async with slots:
+                ids = [f"{consumer}-{number:030d}" for number in range(first, first + len(messages))]
+                await way.publish([Outgoing(OUT, bytes(EFFECT_BYTES), id_, traceparent=TRACE) for id_ in ids])
+                pull.ack(messages)
+
+        started = time.perf_counter()
+        count, held = 0, list[Message]()
+        async with self.client.pull("MESHFORGE_EVENTS", consumer, batch=BATCH, ahead=BATCHES_HELD) as pull:
+            async with asyncio.TaskGroup() as finishing:
+                while count < INPUTS:
+                    held += await pull.fetch(BATCH)
+                    if len(held) >= BATCH or count + len(held) == INPUTS:
+                        finishing.create_task(finish(pull, held, count))
+                        count, held = count + len(held), []
+            await self.all_acked(consumer, INPUTS)
+        return INPUTS / (time.perf_counter() - started)
 
     async def from_a_work_queue(self) -> float:
         """The same agent on `cmd.>`: each ack removes a message, which the server syncs."""
@@ -280,7 +310,12 @@ async def opened(url: str, bodies: Sequence[bytes] = ()) -> AsyncIterator[Bench]
 
 async def compare(url: str, sync: str, wanted: float) -> None:
     async with opened(url) as bench:
-        contenders = {"plain loop": bench.plain, "on nats-py": bench.on_nats_py, "oncewire": bench.ours}
+        contenders = {
+            "plain loop": bench.plain,
+            "on nats-py": bench.on_nats_py,
+            "oncewire": bench.ours,
+            "the client alone": bench.client_alone,
+        }
         if importlib.util.find_spec("faststream"):
             contenders["FastStream, no ledger"] = bench.faststream
         runs = await take_turns(contenders, ROUNDS)
