@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from oncewire.agent.agent import Agent
@@ -25,9 +26,10 @@ from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.subjects import overlaps
-from oncewire.errors import NotConnected, Unavailable
+from oncewire.errors import NotConnected, OncewireError, Unavailable
 from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.pull import parse_reply
 
 FETCH_S = 0.2
 LATE_S = 0.1
@@ -40,6 +42,14 @@ class Waiting(NamedTuple):
 
     item: Item
     token: int
+
+
+class Arrived(NamedTuple):
+    """What came together and is not read yet, with its keep-alive token and the time."""
+
+    messages: list[Message]
+    token: int
+    at_ns: int
 
 
 class Intake:
@@ -63,6 +73,7 @@ class Intake:
         self.commits = commits
         self.lane = lane
         self.is_careful = is_unclean
+        self.unread: deque[Arrived] = deque()
         self.queue: deque[tuple[list[Item], int]] = deque()
         self.ready: deque[Waiting] = deque()
         self.twins: list[Waiting] = []
@@ -81,19 +92,23 @@ class Intake:
     @property
     def held(self) -> int:
         """Inputs that wait or are being worked on, but for those in async handlers."""
-        waiting = sum(len(items) for items, _ in self.queue) + len(self.ready) + len(self.twins)
+        waiting = sum(len(one.messages) for one in self.unread) + sum(len(items) for items, _ in self.queue)
+        waiting += len(self.ready) + len(self.twins)
         return waiting + sum(map(len, self.rated.values())) + len(self.working)
 
     async def run(self) -> None:
         """Until the agent stops: then what is here already is finished."""
-        source = self.opened.source
+        source, loop = self.opened.source, asyncio.get_running_loop()
+        tell_saving = partial(self._tell_saving, loop)
         async with self.client.pull(source.stream, source.consumer, batch=self.agent.batch, ahead=0) as pull:
             self._pull = pull
-            feeding = asyncio.get_running_loop().create_task(self._feed(pull))
+            feeding = loop.create_task(self._feed(pull))
+            self.commits.while_saving.append(tell_saving)
             try:
                 await self._work(pull, feeding)
                 await feeding
             finally:
+                self.commits.while_saving.remove(tell_saving)
                 feeding.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await feeding
@@ -103,8 +118,9 @@ class Intake:
         """What was not begun is offered to the others at once."""
         waiting = [*self.ready, *self.twins, *(one for rated in self.rated.values() for one in rated)]
         items = [item for arrived, _ in self.queue for item in arrived]
+        unread = [message for one in self.unread for message in one.messages]
         with contextlib.suppress(NotConnected):
-            pull.nak([item.message for item in (*items, *(one.item for one in waiting))])
+            pull.nak([*unread, *(item.message for item in (*items, *(one.item for one in waiting)))])
 
     # ---- taking in
 
@@ -123,15 +139,33 @@ class Intake:
             self._changed.set()
 
     def take_in(self, messages: list[Message]) -> None:
-        """What was delivered, or found in the stream after the server had given it up. It is read at once: while a
-        commit waits for the disk, the interpreter is free."""
+        """What was delivered, or found in the stream after the server had given it up."""
         if messages:
             token = self.commits.keepalive.watch([one.reply for one in messages])
-            items = self.reading.read(messages)
-            self.commits.arrived(items, time.time_ns())
-            self.reached = max(self.reached, items[-1].delivery.sequence)
-            self.queue.append((items, token))
+            self.reached = max(self.reached, parse_reply(messages[-1].reply).sequence)
+            self.unread.append(Arrived(messages, token, time.time_ns()))
             self._changed.set()
+
+    def _read_one(self) -> int:
+        """Read what came first; how many inputs that are."""
+        messages, token, at_ns = self.unread[0]
+        items = self.reading.read(messages)
+        self.unread.popleft()
+        self.commits.arrived(items, at_ns)
+        self.queue.append((items, token))
+        return len(items)
+
+    def _read_ahead(self) -> None:
+        """While a commit waits for the disk, the interpreter is free: reading costs least then. What cannot be read
+        says so when its turn comes."""
+        with contextlib.suppress(OncewireError):
+            while self.unread:
+                self._read_one()
+
+    def _tell_saving(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In the ledger's thread."""
+        if self.unread:
+            loop.call_soon_threadsafe(self._read_ahead)
 
     def _ask(self) -> None:
         """Ask for what is missing to the work that may wait here, in requests that are worth it."""
@@ -192,6 +226,9 @@ class Intake:
             item, token = self.ready.popleft()
             items.append(item)
             tokens.append(token)
+        there = len(items) + sum(len(arrived) for arrived, _ in self.queue)
+        while self.unread and there < size:
+            there += self._read_one()
         while self.queue and (not items or len(items) + len(self.queue[0][0]) <= size):
             arrived, token = self.queue.popleft()
             items += self._sift(arrived)
