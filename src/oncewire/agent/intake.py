@@ -115,7 +115,9 @@ class Intake:
                 self._give_back(pull)
 
     def _give_back(self, pull: Pull) -> None:
-        """What was not begun is offered to the others at once."""
+        """What was not begun is offered to the others at once. Nothing may be asked for here any more, or the server
+        could hand it back to us, and nobody would read it before ack_wait is over."""
+        pull.close()
         waiting = [*self.ready, *self.twins, *(one for rated in self.rated.values() for one in rated)]
         items = [item for arrived, _ in self.queue for item in arrived]
         unread = [message for one in self.unread for message in one.messages]
