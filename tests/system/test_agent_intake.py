@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from oncewire.agent import Agent, Runner
+from oncewire.agent.flow import Bucket
+from oncewire.agent.intake import Intake
 from oncewire.errors import Corrupt
 from oncewire.ledger.sqlite import SqliteStore
 from tests.support.nats import NatsServer
@@ -70,6 +73,44 @@ async def test_what_arrives_is_read_while_a_commit_waits_for_the_disk(
         await send(client, command(agent, "count"), {"n": 2})
         await counted(runner, done=2)
     assert store.has_seen
+
+
+async def test_what_has_no_rate_is_not_left_unread_behind_what_waits_for_a_token(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, store = counting_agent(batch=1), SlowDisk(str(tmp_path / "ledger.db"))
+    agent.on("rare", rate_per_s=5.0)(lambda ctx, payload: None)
+    unread_at_waits: list[int] = []
+    runners: list[Runner] = []
+    is_begun = threading.Event()
+    wait = Intake._wait
+
+    async def watched(intake: Intake) -> None:
+        unread_at_waits.append(len(intake.unread))
+        await wait(intake)
+
+    def at(step: str) -> None:
+        if step == "written" and not is_begun.is_set():
+            is_begun.set()
+            intake = runners[0].intakes[0]
+            assert is_soon(lambda: intake.unread)
+            store.wait_for = lambda: intake.queue and intake.unread
+
+    monkeypatch.setattr(Intake, "_wait", watched)
+    monkeypatch.setattr(Bucket, "take", lambda *_: not is_begun.is_set())
+    async with prepared(shared_server.url) as client:
+        runner = Runner(agent, client, store, at=at)
+        await runner.start()
+        runners.append(runner)
+        await send(client, command(agent, "rare"), {"n": 1})  # takes the last token
+        await until(is_begun.is_set)
+        await send(client, command(agent, "rare"), {"n": 2})
+        await until(lambda: runner.intakes[0].queue)
+        await send(client, command(agent, "count"), {"n": 3})
+        await counted(runner, done=2)
+        await runner.stop(timeout_s=0.1)  # the second one would wait for ever
+    assert store.has_seen
+    assert not any(unread_at_waits)
 
 
 async def test_what_was_not_read_is_offered_to_others_when_an_agent_must_stop(

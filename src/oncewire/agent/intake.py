@@ -148,14 +148,19 @@ class Intake:
             self.unread.append(Arrived(messages, token, time.time_ns()))
             self._changed.set()
 
-    def _read_one(self) -> int:
-        """Read what came first; how many inputs that are."""
+    def _read_one(self) -> None:
+        """Read what came first."""
         messages, token, at_ns = self.unread[0]
         items = self.reading.read(messages)
         self.unread.popleft()
         self.commits.arrived(items, at_ns)
         self.queue.append((items, token))
-        return len(items)
+
+    def _has_read(self) -> bool:
+        """Whether something waits in the queue, read now if need be."""
+        if self.unread and not self.queue:
+            self._read_one()
+        return bool(self.queue)
 
     def _read_ahead(self) -> None:
         """While a commit waits for the disk, the interpreter is free: reading costs least then. What cannot be read
@@ -228,10 +233,7 @@ class Intake:
             item, token = self.ready.popleft()
             items.append(item)
             tokens.append(token)
-        there = len(items) + sum(len(arrived) for arrived, _ in self.queue)
-        while self.unread and there < size:
-            there += self._read_one()
-        while self.queue and (not items or len(items) + len(self.queue[0][0]) <= size):
+        while self._has_read() and (not items or len(items) + len(self.queue[0][0]) <= size):
             arrived, token = self.queue.popleft()
             items += self._sift(arrived)
             tokens.append(token)
