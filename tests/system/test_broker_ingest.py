@@ -22,6 +22,8 @@ from tests.support.wait import within
 
 MANY = 64
 ROUNDS, ROUNDS_MAX = 20, 400
+LEASE_MS = 60_000
+"""Longer than a busy machine can stand still: who owns what is not tested here."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def server() -> Iterator[NatsServer]:
 @contextlib.asynccontextmanager
 async def node(url: str) -> AsyncIterator[JetStreamEngine]:
     async with connect(url) as client:
-        engine = await open_jetstream(client)
+        engine = await open_jetstream(client, owner_lease_ms=LEASE_MS)
         try:
             yield engine
         finally:
