@@ -32,11 +32,14 @@ help: ## show this list
 
 env: $(STAMP) ## make .venv from requirements.lock (with uv when it is there, else pip)
 
-$(STAMP): requirements.lock pyproject.toml
+# What is compiled is made anew when its source changes.
+NATIVE := src/oncewire/native/core.c hatch_build.py
+
+$(STAMP): requirements.lock pyproject.toml $(NATIVE)
 	@$(call install,$(VENV),requirements.lock)
 	@touch $@
 
-$(OLD_STAMP): requirements-spark40.lock pyproject.toml
+$(OLD_STAMP): requirements-spark40.lock pyproject.toml $(NATIVE)
 	@$(call install,$(OLD_VENV),requirements-spark40.lock)
 	@touch $@
 

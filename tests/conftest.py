@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.native import loops
 from tests.support.nats import NatsServer, nats_server
+
+__all__ = ["loops"]
 
 settings.register_profile("house", deadline=None)  # no test asserts how long something takes: the machine may be busy
 settings.load_profile("house")

@@ -16,6 +16,8 @@ from oncewire.pipeline.frames import Cuts, split
 from oncewire.pipeline.stream import Row
 from tests.rules.test_bulk_frames import EXPECTED, TIME_NS, delivery
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 SCHEMA = pa.schema(
     [
         ("stream", pa.string()),

@@ -18,6 +18,8 @@ from oncewire.errors import ProtocolViolation
 from oncewire.jetstream.protocol import Event, Message, Parser
 from oncewire.pipeline.frames import Answers, Cuts, Expected, _number_before, _places, split, split_answers
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
 )

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from oncewire.contracts import ids
 from oncewire.errors import ContractViolation
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 PART = st.text(max_size=6) | st.integers(-3, 10**12)
 AWKWARD = st.text('01",[]\\:', max_size=6)
 ORIGIN = ids.Origin("S", 1, 2, 3)

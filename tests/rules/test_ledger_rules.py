@@ -17,6 +17,8 @@ from oncewire.contracts.blocks import Confirmed, Outcome
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 LEDGER = Ledger("abc-1", "default", "demo", "biller")
 SOURCES = {
     "EVENTS": Source("EVENTS", "2026-01-01T00:00:00Z", "biller_consumer", ("evt.>",), 1, False),

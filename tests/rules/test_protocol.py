@@ -36,6 +36,8 @@ from oncewire.jetstream.protocol import (
     parse_status,
 )
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "nats_frames.json").read_text()
 )

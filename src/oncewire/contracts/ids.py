@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from oncewire.contracts import hashes
 from oncewire.contracts.canonical import canonical
 from oncewire.errors import ContractViolation
 
@@ -65,19 +66,18 @@ def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int
 
 def effect_ids(tenant: str, workspace: str, agent: str, effects: Sequence[tuple[str, int]]) -> list[str]:
     """The ids of many effects of an agent, by the identity of the input and the effect's number."""
-    begun, found = _effects_begun(tenant, workspace, agent), list[str]()
+    begin = _effects_begin(tenant, workspace, agent)
     texts = _texts([identity for identity, _ in effects])
-    for text, (_, index) in zip(texts, effects, strict=True):
-        hashed = begun.copy()
-        hashed.update(b",%b,%d]" % (text, index))
-        found.append("fx." + hashed.hexdigest()[:_HEX_CHARS])
-    return found
+    digests = hashes.sha256_all(
+        begin, [b",%b,%d]" % (text, index) for text, (_, index) in zip(texts, effects, strict=True)]
+    )
+    return ["fx." + digest[: _HEX_CHARS // 2].hex() for digest in digests]
 
 
 @lru_cache(maxsize=256)
-def _effects_begun(tenant: str, workspace: str, agent: str) -> Any:
-    """What the ids of all effects of an agent begin with, hashed once: an array that is not closed yet."""
-    return hashlib.sha256(_array("fx", tenant, workspace, agent)[:-1])
+def _effects_begin(tenant: str, workspace: str, agent: str) -> str:
+    """What the ids of all effects of an agent begin with: an array that is not closed yet."""
+    return _array("fx", tenant, workspace, agent)[:-1].decode()
 
 
 def input_id(tenant: str, workspace: str, subject: str, idempotency_key: str, digest: bytes) -> str:
@@ -107,15 +107,8 @@ def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
 
 def content_digests(contents: Iterable[tuple[str, bytes]]) -> list[bytes]:
     """The digests of many messages, by type and canonical payload."""
-    found: list[bytes] = []
-    for message_type, canonical_payload in contents:
-        hashed = _PAYLOAD_BEGUN.copy()
-        hashed.update(canonical_payload + _type_ending(message_type))
-        found.append(hashed.digest())
-    return found
-
-
-_PAYLOAD_BEGUN = hashlib.sha256(b'{"payload":')
+    parts = [canonical_payload + _type_ending(message_type) for message_type, canonical_payload in contents]
+    return hashes.sha256_all('{"payload":', parts)
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,7 @@ from typing import Final
 
 import msgspec
 
+from oncewire import native
 from oncewire.errors import ContractViolation, ProtocolViolation
 
 LINE_BYTES_MAX: Final = 256 * 1024
@@ -143,6 +144,10 @@ class Parser:
         find, add, size, numbers = data.find, events.append, len(data), _NUMBERS
         pos = 0
         while pos < size:
+            if native.messages is not None:
+                pos = native.messages(data, pos, Message, events)
+                if pos == size:
+                    break
             end = find(CRLF, pos)
             if end < 0:
                 self._check_open_line(data[pos : pos + 40], size - pos)

@@ -21,12 +21,13 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import repeat
 from typing import Final
 
 import msgspec
 
+from oncewire import native
 from oncewire.errors import (
     ContractViolation,
     NotConnected,
@@ -98,12 +99,14 @@ def parse_reply(reply: bytes) -> Delivery:
         raise _no_delivery(reply) from None
 
 
-def parse_replies(replies: Sequence[bytes]) -> list[Delivery]:
+def parse_replies(replies: list[bytes]) -> list[Delivery]:
     """What `parse_reply` gives for each. Those of one consumer begin alike: their numbers are taken apart together."""
     head = replies[0].rsplit(b".", 5)[0] if replies else b""
     known = _CONSUMERS.get(head)
     if known is not None:
         begin = head + b"."
+        if native.replies is not None and (found := native.replies(replies, begin, Delivery, *known)) is not None:
+            return found
         rest = [reply[len(begin) :] for reply in replies if reply.startswith(begin)]
         if len(rest) == len(replies) and {4}.issuperset([one.count(b".") for one in rest]):
             tokens = b".".join(rest).split(b".")

@@ -22,14 +22,12 @@ announcement before it: that is what an auditor reads (`Announcement`).
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
 
-from oncewire.contracts import blocks
+from oncewire.contracts import blocks, hashes
 from oncewire.contracts.blocks import (
     ANNOUNCEMENT_VERSION,
     COUNTED,
@@ -43,8 +41,8 @@ from oncewire.contracts.blocks import (
     add,
     agent_name,
     announcement_hash,
-    elements,
-    position_elements,
+    element_sum,
+    position_sum,
     ranges,
     write_announcement,
 )
@@ -142,38 +140,17 @@ def identity_key(agent: str, identity: str) -> bytes:
     return keys_of_identities(agent, [identity])[0]
 
 
-def keys_of_identities(agent: str, identities: Iterable[str]) -> list[bytes]:
-    begun, found = _of_agent(agent), list[bytes]()
-    for identity in identities:
-        hashed = begun.copy()
-        hashed.update(identity.encode("utf-8", "surrogatepass"))
-        found.append(hashed.digest())
-    return found
+def keys_of_identities(agent: str, identities: Sequence[str]) -> list[bytes]:
+    return hashes.blake2b_all(f"i{len(agent)}:{agent}", identities, KEY_BYTES)
 
 
 def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
     return keys_of_positions(agent, stream, created, [sequence])[0]
 
 
-def keys_of_positions(agent: str, stream: str, created: str, sequences: Iterable[int]) -> list[bytes]:
-    begun, found = _of_stream(agent, stream, created), list[bytes]()
-    for sequence in sequences:
-        hashed = begun.copy()
-        hashed.update(b"%d" % sequence)
-        found.append(hashed.digest())
-    return found
-
-
-@lru_cache(maxsize=256)
-def _of_agent(agent: str) -> hashlib.blake2b:
-    """What the keys of all identities of an agent begin with, hashed once."""
-    return hashlib.blake2b(f"i{len(agent)}:{agent}".encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
-
-
-@lru_cache(maxsize=256)
-def _of_stream(agent: str, stream: str, created: str) -> hashlib.blake2b:
+def keys_of_positions(agent: str, stream: str, created: str, sequences: Sequence[int]) -> list[bytes]:
     head = f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}"
-    return hashlib.blake2b(head.encode(), digest_size=KEY_BYTES)
+    return hashes.blake2b_all(head, sequences, KEY_BYTES)
 
 
 # ---- sums
@@ -214,7 +191,7 @@ def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
         source.consumer,
         source.filters,
         source.start,
-        add(NO_STATE, position_elements(stream, [(entry.sequence, entry.body) for entry in entries])).hex(),
+        position_sum(stream, [(entry.sequence, entry.body) for entry in entries]).hex(),
         **{outcome.value: ranges(sequences) for outcome, sequences in by_outcome.items()},
         listed=[(one.sequence, one.identity, one.digest.hex()) for one in entries] if source.is_work_queue else [],
         subjects=_listed_subjects(entries) if source.is_work_queue else [],
@@ -259,7 +236,7 @@ def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> S
     return Summed(
         inputs_of(content.entries, sources),
         [effect.id for effect in content.effects],
-        add(NO_STATE, elements(ledger.name, counted)),
+        element_sum(ledger.name, counted),
         targets_of(content.effects),
         [(one.stream, one.created, one.settled) for one in sources.values() if one.settled],
     )

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncewire import native
 from oncewire.jetstream.protocol import CRLF
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 HEADERS = pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
-_CUTS_PER_MESSAGE = 5
 
 
 class Columns:
@@ -41,19 +41,10 @@ class Columns:
 
     def of_cuts(self, buffer: Bytes, cuts: Cuts) -> Any:
         """A batch of proven messages."""
-        edges = (cuts.subject_start, cuts.subject_end, cuts.header_start, cuts.payload_start, cuts.payload_end)
-        offsets = np.column_stack(edges).astype(np.int32).ravel()
-        every = pa.Array.from_buffers(
-            pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
-        )
-
-        def taken(place: int) -> Any:
-            return every.take(integers(np.arange(place, len(offsets), _CUTS_PER_MESSAGE, dtype=np.int32)))
-
         made = {
-            "subject": lambda: retyped(taken(0), pa.string()),
-            "headers": lambda: header_lists(taken(2)),
-            "payload": lambda: taken(3),
+            "subject": lambda: pieces(buffer, cuts.subject_start, cuts.subject_end, pa.string()),
+            "headers": lambda: header_lists(pieces(buffer, cuts.header_start, cuts.payload_start)),
+            "payload": lambda: pieces(buffer, cuts.payload_start, cuts.payload_end),
         }
         return self._batch(cuts.sequence, cuts.timestamp_ns, made)
 
@@ -82,6 +73,18 @@ class Columns:
             name = np.frombuffer(self._name, np.uint8)
             self._streams = retyped(fixed_width(np.broadcast_to(name, (count, len(name)))), pa.string())
         return self._streams.slice(0, count)
+
+
+def pieces(buffer: Bytes, starts: Ints, ends: Ints, kind: Any = None) -> Any:
+    """A binary (or string) array of what stands between these places, copied. They are in order and do not overlap."""
+    kind = kind or pa.binary()
+    if native.gather is not None:
+        offsets, values = np.empty(len(starts) + 1, np.int32), pa.allocate_buffer(int((ends - starts).sum()))
+        native.gather(buffer, np.ascontiguousarray(starts), np.ascontiguousarray(ends), offsets, values)
+        return pa.Array.from_buffers(kind, len(starts), [None, pa.py_buffer(offsets), values])
+    cuts = np.column_stack((starts, ends)).astype(np.int32).ravel()
+    every = pa.Array.from_buffers(kind, len(cuts) - 1, [None, pa.py_buffer(cuts), pa.py_buffer(buffer)])
+    return every.take(integers(np.arange(0, len(cuts), 2, dtype=np.int32)))
 
 
 def integers(values: Ints | Any, kind: Any = None) -> Any:
@@ -147,13 +150,10 @@ def _header_lines(values: Bytes, ends: Ints) -> tuple[Ints, Ints]:
 
 
 def _pairs(values: Bytes, lines: Ints, colon: Ints) -> Any:
-    cuts = np.column_stack((lines[:, 0], colon, colon + 1, lines[:, 1])).astype(np.int32).ravel()
-    count = len(lines)
-    if not count:
+    if not len(lines):
         return pa.StructArray.from_arrays([binaries([], pa.string()), binaries([])], fields=list(HEADERS.value_type))
-    every = pa.Array.from_buffers(pa.binary(), 4 * count - 1, [None, pa.py_buffer(cuts), pa.py_buffer(values)])
-    keys = every.take(integers(np.arange(0, 4 * count, 4, dtype=np.int32)))
-    given = every.take(integers(np.arange(2, 4 * count, 4, dtype=np.int32)))
+    keys = pieces(values, lines[:, 0], colon)
+    given = pieces(values, colon + 1, lines[:, 1])
     trimmed = retyped(pc.ascii_trim_whitespace(retyped(given, pa.string())), pa.binary())
     return pa.StructArray.from_arrays([readable(keys), trimmed], fields=list(HEADERS.value_type))
 

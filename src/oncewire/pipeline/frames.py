@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from oncewire import native
 from oncewire.jetstream.protocol import LINE_BYTES_MAX, Event, Parser
 
 Ints = NDArray[np.int64]
@@ -39,6 +40,7 @@ NUMBER_DIGITS_MAX = 19
 LINE_BYTES_MIN = 4
 BUFFER_BYTES_MIN = 32
 """Below this there is nothing to gain, and words of eight bytes would reach over the edge."""
+DELIVERY_BYTES_MIN = len(b"MSG a1.1.1.1.1 0\r\n\r\n")
 ANSWER_DIGITS = 10
 PUB_ACK = b'{"stream":"'
 _WORD = 8
@@ -74,6 +76,7 @@ class Cuts:
         return Cuts(**{name: column[:count] for name, column in vars(self).items()})
 
 
+_DELIVERY_COLUMNS = tuple(field.name for field in fields(Cuts))
 _DELIVERY = re.compile(rb"H?MSG \S+ (\d{1,8}) (\$JS\.ACK\.\S+) (?:\d+ )?\d+\r\n")
 
 
@@ -182,11 +185,21 @@ class _Candidates:
 
 
 def _deliveries(buffer: Bytes, expected: Expected) -> _Candidates:
+    if native.deliveries is not None:
+        return _compiled_deliveries(buffer, expected.between)
     starts, line_ends = _lines(buffer)
     first = buffer[starts]
     is_headed = first == ord("H")
     at = np.flatnonzero(is_headed | (first == ord("M")))
     return _parsed(buffer, starts[at], line_ends[at], is_headed[at], expected)
+
+
+def _compiled_deliveries(buffer: Bytes, between: bytes) -> _Candidates:
+    """The same in one pass. It does not look inside of what it has found, so it may find less, never another chain."""
+    assert native.deliveries is not None
+    table = np.empty((2 + len(_DELIVERY_COLUMNS), len(buffer) // (len(between) + DELIVERY_BYTES_MIN) + 1), np.int64)
+    starts, ends, *columns = table[:, : native.deliveries(buffer, between, table)]
+    return _Candidates(buffer, starts, ends, Cuts, dict(zip(_DELIVERY_COLUMNS, columns, strict=True)))
 
 
 def _answers(buffer: Bytes, inbox: bytes) -> _Candidates:

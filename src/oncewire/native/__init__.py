@@ -1,0 +1,27 @@
+"""Loops over every message in C (`core.c`), where a compiler was at hand when the package was built; else None.
+
+Whoever uses one has the same in Python beside it: what comes out never depends on whether it is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Piece = bytes | str | int
+Part = Piece | tuple[Piece, ...]
+"""What is hashed: bytes, text (as UTF-8), a whole number (in decimal), or a tuple of those, one behind the other."""
+
+try:
+    from oncewire.native import core as _core  # type: ignore[attr-defined]  # mypy does not read C
+except ImportError:
+    _core = None
+
+deliveries: Callable[[Any, bytes, Any], int] | None = getattr(_core, "deliveries", None)
+gather: Callable[[Any, Any, Any, Any, Any], None] | None = getattr(_core, "gather", None)
+messages: Callable[[bytes, int, Callable[..., Any], list[Any]], int] | None = getattr(_core, "messages", None)
+replies: Callable[..., list[Any] | None] | None = getattr(_core, "replies", None)
+blake2b_all: Callable[[bytes, Sequence[Part], int], list[bytes]] | None = getattr(_core, "blake2b_all", None)
+blake2b_sum: Callable[[bytes, Sequence[Part]], bytes] | None = getattr(_core, "blake2b_sum", None)
+sha256_all: Callable[[bytes, Sequence[Part]], list[bytes]] | None = getattr(_core, "sha256_all", None)
+"""Only where the processor has instructions for it: elsewhere OpenSSL is quicker."""

@@ -1,0 +1,183 @@
+"""What is compiled beside what is not: the same answers, also to what nobody should send."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import shutil
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from oncewire import native
+from oncewire.contracts import blocks, hashes
+from oncewire.errors import ContractViolation, ProtocolViolation
+from oncewire.jetstream.protocol import FRAME_BYTES_MAX, Parser
+from oncewire.jetstream.pull import parse_replies, parse_reply
+from tests.support.native import LOOPS
+
+HEAD = b"$JS.ACK.ORDERS.biller"
+pieces = st.one_of(st.binary(max_size=300), st.text(max_size=80), st.integers(0, 2**70), st.integers(-9, -1))
+parts = st.lists(st.one_of(pieces, st.tuples(pieces, pieces), st.tuples(pieces, pieces, pieces)), max_size=9)
+words = st.sampled_from(
+    [
+        b"MSG",
+        b"HMSG",
+        b"msg",
+        b"a",
+        b"a.b",
+        b"7",
+        b"0",
+        b"07",
+        b"5",
+        b"12",
+        b"-1",
+        b"99999999999999999999",
+        b"",
+        b"\xff",
+    ]
+)
+gaps = st.sampled_from([b" ", b" ", b" ", b"  ", b"\t", b"\n", b""])
+garbage = st.one_of(
+    st.binary(max_size=12),
+    st.sampled_from([b"PING\r\n", b"+OK\r\n", b"-ERR 'x'\r\n", b"\r\n", b"\r", b'INFO {"a":1}\r\n', b"INFO x\r\n"]),
+    st.lists(st.tuples(words, gaps), max_size=7).map(lambda all_: b"".join(a + b for a, b in all_) + b"\r\n"),
+)
+
+
+@st.composite
+def message(draw: Any) -> bytes:
+    subject = draw(st.sampled_from([b"a", b"evt.a.b", b"\xc3\xa4", b"x" * 300]))
+    sid = draw(st.integers(0, 10**18 + 5))
+    reply = draw(st.sampled_from([b"", b" r", b" 5", b" $JS.ACK.S.C.1.2.3.4.5"]))
+    header = draw(st.sampled_from([b"", b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\nA: b\r\n\r\n"]))
+    payload = draw(st.one_of(st.binary(max_size=40), st.just(b"MSG a 1 1\r\nx\r\n")))
+    wrong = draw(st.sampled_from([0, 0, 0, 0, 1, -1]))
+    size = max(0, len(header) + len(payload) + wrong)
+    if header:
+        return b"HMSG %b %d%b %d %d\r\n%b%b\r\n" % (subject, sid, reply, len(header), size, header, payload)
+    return b"MSG %b %d%b %d\r\n%b\r\n" % (subject, sid, reply, size, payload)
+
+
+def both(ask: Callable[[], Any]) -> tuple[Any, Any]:
+    with pytest.MonkeyPatch.context() as patched:
+        compiled = ask()
+        for name in LOOPS:
+            patched.setattr(native, name, None)
+        return compiled, ask()
+
+
+def parsed(pieces: list[bytes]) -> Any:
+    parser, events = Parser(), []
+    try:
+        for piece in pieces:
+            events += parser.feed(piece)
+    except ProtocolViolation as violation:
+        return events, violation.message
+    return events, parser.held_bytes
+
+
+def test_it_is_compiled_wherever_that_can_be_done() -> None:
+    can_be = shutil.which("cc") and (Path(sysconfig.get_paths()["include"]) / "Python.h").exists()
+    assert not can_be or native.messages is not None, "make env compiles it"
+
+
+@given(st.lists(st.one_of(message(), message(), garbage), max_size=12), st.lists(st.integers(0, 2_000), max_size=4))
+@example([b"MSG a 1 3\r\nabc\r\n", b"HMSG a 1 r 12 12\r\nNATS/1.0\r\n\r\n\r\n"], [5])
+@example([b"HMSG a 1 4 2\r\nab\r\n"], [])
+@example([b"MSG a 1 %d\r\n" % (FRAME_BYTES_MAX + 1)], [])
+def test_frames_are_read_alike(frames: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(frames)
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    fed = [data[first:last] for first, last in itertools.pairwise(edges)]
+    compiled, plain = both(lambda: parsed(fed))
+    assert plain == compiled
+
+
+def test_a_frame_larger_than_allowed_is_refused_even_when_all_of_it_came() -> None:
+    too_much = FRAME_BYTES_MAX + 1
+    compiled, plain = both(lambda: parsed([b"MSG a 1 %d\r\n" % too_much + bytes(too_much) + b"\r\n"]))
+    assert plain == compiled
+    assert "impossible size" in compiled[1]
+
+
+numbers = st.one_of(st.integers(0, 2**63 - 1), st.integers(2**63, 2**70)).map(lambda one: b"%d" % one)
+tokens = st.one_of(numbers, st.sampled_from([b"", b"+1", b"1_0", b" 1", b"01", b"x"]))
+
+
+@given(st.lists(st.lists(tokens, min_size=4, max_size=6).map(b".".join), min_size=1, max_size=4), st.booleans())
+def test_replies_are_read_alike(ends: list[bytes], is_mixed: bool) -> None:
+    replies = [(b"$JS.ACK.OTHER.biller." if is_mixed and at else HEAD + b".") + end for at, end in enumerate(ends)]
+    parse_reply(HEAD + b".1.1.1.1.1")  # a consumer that was seen before
+
+    def read() -> Any:
+        try:
+            return parse_replies(replies)
+        except ContractViolation as violation:
+            return violation.message
+
+    compiled, plain = both(read)
+    assert plain == compiled
+
+
+def as_bytes(part: Any) -> bytes:
+    if isinstance(part, tuple):
+        return b"".join(map(as_bytes, part))
+    return part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
+
+
+@given(st.text(max_size=200), parts, st.sampled_from([1, 16, 32, 64]))
+@example("", ["\ud800"], 16)
+@example("\ud800", ["a", b"b"], 16)
+@example("x", [bytes(128), bytes(127), bytes(129), b"", bytes(1_000)], 64)
+def test_hashes_are_those_of_the_library(begin: str, given_: list[Any], size: int) -> None:
+    texts = [as_bytes(begin) + as_bytes(part) for part in given_]
+    compiled, plain = both(lambda: (hashes.blake2b_all(begin, given_, size), hashes.sha256_all(begin, given_)))
+    assert [hashlib.blake2b(text, digest_size=size).digest() for text in texts] == compiled[0]
+    assert [hashlib.sha256(text).digest() for text in texts] == compiled[1]
+    assert plain == compiled
+
+
+@given(parts)
+def test_a_sum_is_the_sum_of_the_digests(given_: list[Any]) -> None:
+    every = blocks.add(blocks.NO_STATE, hashes.blake2b_all("x", given_, blocks.STATE_BYTES))
+    assert hashes.blake2b_sum("x", given_) in (every, None)
+    compiled, plain = both(lambda: blocks.position_sum("S", [(1, b"a"), (2, b"b" * 500), (3, b"")]))
+    assert plain == compiled
+
+
+@pytest.mark.skipif(native.gather is None, reason="oncewire was built without its compiled loops")
+@pytest.mark.parametrize(
+    ("starts", "ends", "room"),
+    [([0], [9], 9), ([-1], [2], 3), ([3], [2], 0), ([0, 2], [2, 4], 3), ([0], [2], 5), ([2**62], [2**62 + 1], 1)],
+)
+def test_pieces_outside_of_the_buffer_are_not_copied(starts: list[int], ends: list[int], room: int) -> None:
+    assert native.gather is not None
+    offsets, values = np.zeros(len(starts) + 1, np.int32), np.zeros(room, np.uint8)
+    with pytest.raises(ValueError, match="not in the buffer"):
+        native.gather(b"12345678", np.array(starts), np.array(ends), offsets, values)
+
+
+@pytest.mark.skipif(native.messages is None, reason="oncewire was built without its compiled loops")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: native.messages("text", 0, bytes, []),  # type: ignore[misc, arg-type]
+        lambda: native.messages(b"MSG a 1 1\r\nx\r\n", 0, lambda: None, []),  # type: ignore[misc]
+        lambda: native.replies((b"x",), b"", bytes, "s", "c"),  # type: ignore[misc]
+        lambda: native.replies([b"1.1.1.1.1"], b"", lambda: None, "s", "c"),  # type: ignore[misc]
+        lambda: native.blake2b_all(b"", [None], 16),  # type: ignore[misc, list-item]
+        lambda: native.blake2b_all(b"", 5, 16),  # type: ignore[misc, arg-type]
+        lambda: native.blake2b_sum(b"", [(1, (2, 3))]),  # type: ignore[misc, list-item]
+        lambda: native.deliveries(b"", b"", bytes(88)),  # type: ignore[misc]
+    ],
+)
+def test_what_no_caller_may_pass_is_an_error(call: Callable[[], Any]) -> None:
+    with pytest.raises((TypeError, BufferError)):
+        call()
