@@ -30,7 +30,6 @@ import msgspec
 from oncewire import logs
 from oncewire.agent.context import Context
 from oncewire.agent.effects import (
-    Cause,
     Effect,
     Plain,
     Retry,
@@ -189,6 +188,8 @@ class GroupCommit:
         self._now: dict[bytes, bytes] = {}
         self._here: set[bytes] = set()
         self._twins: list[Item] = []
+        self._is_fresh = False
+        """Nothing of the batch was seen before, or stands in it twice: nobody asks what it has settled so far."""
         self.began_ns: dict[bytes, int] = {}
         """When handlers began that ran before this commit, by position; only where somebody traces them."""
 
@@ -196,7 +197,8 @@ class GroupCommit:
         """The whole transaction. An error of the store rolls all of it back and is raised."""
         try:
             found = self.begin(items, may_wait=True)
-            decide = self._handle if _are_fresh(items, found) else partial(self.decide, found=found)
+            self._is_fresh = _are_fresh(items, found)
+            decide = self._handle if self._is_fresh else partial(self.decide, found=found)
             until = time.monotonic() + self.limits.budget_s
             for index, item in enumerate(items):
                 decide(item)
@@ -341,7 +343,7 @@ class GroupCommit:
                 with self.limits.around(item):
                     returned = _call(handler, context, input_)
             if returned is not None:
-                self._add_effects(input_, effects_of(returned))
+                self._add_effects(input_, returned)
         except Exception as error:
             del self.sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
@@ -349,8 +351,10 @@ class GroupCommit:
         else:
             if work.is_open:
                 work.finish(is_good=True)  # an error here is the store's, not the handler's
-            self._now[item.key] = input_.digest
-            self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
+            self._outcomes.append((item, Outcome.DONE, item.key, "", len(self.sendings) - start))
+            if not self._is_fresh:
+                self._now[item.key] = input_.digest
+                self._here.add(item.at_key)
             if self.began_ns:
                 self._worked(item, start)
 
@@ -372,21 +376,26 @@ class GroupCommit:
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
         self._worked(item, start)
 
-    def _add_effects(self, input_: Input, effects: list[Effect]) -> None:
+    def _add_effects(self, input_: Input, returned: object) -> None:
+        if type(returned) is Effect:  # as most do
+            self._add_effect(input_, 0, returned)
+            return
+        for index, effect in enumerate(effects_of(returned)):
+            self._add_effect(input_, index, effect)
+
+    def _add_effect(self, input_: Input, index: int, effect: Effect) -> None:
         limits = self.limits
-        cause = Cause(limits.ledger, input_.identity, input_.envelope)
-        for index, effect in enumerate(effects):
-            stream = limits.stream_of(effect.subject)
-            plain = plain_of(effect, cause, index, stream) if self._has_room else None
-            if plain is not None:
-                self.sendings.append(plain)
-                continue
-            sending = sending_of(effect, cause, index, stream)
-            limits.check_size(sending)
-            if effect.delay_s:
-                self.delayed.append(delayed_of(effect, sending, limits.now_ms))
-            else:
-                self.sendings.append(sending)
+        stream = limits.stream_of(effect.subject)
+        plain = plain_of(effect, limits.ledger, input_, index, stream) if self._has_room else None
+        if plain is not None:
+            self.sendings.append(plain)
+            return
+        sending = sending_of(effect, limits.ledger, input_, index, stream)
+        limits.check_size(sending)
+        if effect.delay_s:
+            self.delayed.append(delayed_of(effect, sending, limits.now_ms))
+        else:
+            self.sendings.append(sending)
 
     def fail(self, item: Item, error: Exception) -> None:
         """The visible rule: who raised what, and what follows."""

@@ -16,6 +16,7 @@ import msgspec
 
 from oncewire.contracts import catalog, ids, inputs, runtime, subjects
 from oncewire.contracts.catalog import Family
+from oncewire.contracts.inputs import Input
 from oncewire.contracts.message import encode_message
 from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext
 from oncewire.contracts.runtime import Source as EnvelopeSource
@@ -56,14 +57,6 @@ class Terminate(Exception):
         self.reason = reason
 
 
-class Cause(msgspec.Struct, frozen=True, gc=False):
-    """What an effect is derived from."""
-
-    ledger: Ledger
-    identity: str
-    envelope: RuntimeEnvelope
-
-
 def effects_of(returned: object) -> list[Effect]:
     """What a handler returned, as a list; anything else is a bug of the handler."""
     if isinstance(returned, Effect):
@@ -83,7 +76,7 @@ def effects_of(returned: object) -> list[Effect]:
 class Plain(msgspec.Struct, frozen=True, gc=False):
     """An effect whose payload is written; its id and its envelope follow for all of a batch at once (`finished`)."""
 
-    cause: Cause
+    cause: Input
     index: int
     subject: str
     stream: str
@@ -91,11 +84,11 @@ class Plain(msgspec.Struct, frozen=True, gc=False):
     payload: str
 
 
-def plain_of(effect: Effect, cause: Cause, index: int, stream: str) -> Plain | None:
+def plain_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Plain | None:
     """An effect as most are. None: it takes `sending_of`. The payload is written now: a handler may change it later."""
     if type(effect.payload) is not dict or effect.headers or effect.delay_s:
         return None
-    around = _frame(cause.ledger, effect.subject, effect.type)
+    around = _frame(ledger, effect.subject, effect.type)
     if around is None:
         return None
     written = runtime.write_plain(effect.payload, cause.envelope)
@@ -121,13 +114,12 @@ def finished(ledger: Ledger, effects: Sequence[Sending | Plain]) -> list[Sending
     return [one if isinstance(one, Sending) else next(left) for one in effects]
 
 
-def sending_of(effect: Effect, cause: Cause, index: int, stream: str) -> Sending:
+def sending_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Sending:
     """The message of any effect, under its stable id."""
-    ledger = cause.ledger
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
     headers = dict(effect.headers) if effect.headers else None
     trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
-    return Sending(id_, effect.subject, _body(effect, cause, id_), headers, stream, trace)
+    return Sending(id_, effect.subject, _body(effect, ledger, cause.envelope, id_), headers, stream, trace)
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
@@ -166,18 +158,18 @@ def _frame(ledger: Ledger, subject: str, type_: str) -> runtime.Frame | None:
     )
 
 
-def _body(effect: Effect, cause: Cause, id_: str) -> bytes:
-    found, address = _carried_on(effect.subject, cause.ledger.tenant, cause.ledger.workspace)
+def _body(effect: Effect, ledger: Ledger, input_: RuntimeEnvelope, id_: str) -> bytes:
+    found, address = _carried_on(effect.subject, ledger.tenant, ledger.workspace)
     if found is Family.RUNTIME:
-        return runtime.encode_runtime(_envelope(effect, cause, id_, address))
+        return runtime.encode_runtime(_envelope(effect, ledger.agent, input_, id_, address))
     if found is Family.MESSAGE:
-        return encode_message(inputs.as_message(_envelope(effect, cause, id_, address)))
+        return encode_message(inputs.as_message(_envelope(effect, ledger.agent, input_, id_, address)))
     return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
 
 
-def _envelope(effect: Effect, cause: Cause, id_: str, address: subjects.Address) -> RuntimeEnvelope:
-    input_ = cause.envelope
-    agent = cause.ledger.agent
+def _envelope(
+    effect: Effect, agent: str, input_: RuntimeEnvelope, id_: str, address: subjects.Address
+) -> RuntimeEnvelope:
     return RuntimeEnvelope(
         id=id_,
         ts=input_.ts,

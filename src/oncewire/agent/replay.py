@@ -22,7 +22,7 @@ import msgspec
 
 from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context
-from oncewire.agent.effects import Cause, Effect, effects_of, finished, plain_of, sending_of
+from oncewire.agent.effects import Effect, effects_of, finished, plain_of, sending_of
 from oncewire.agent.handlers import find_handler
 from oncewire.contracts import blocks, ids
 from oncewire.contracts.blocks import Announcement, Inputs, Outcome
@@ -299,10 +299,12 @@ class _Replay:
         if handler.is_async:
             async with asyncio.timeout(handler.timeout_s or self._agent.handler_timeout_s):
                 returned = await returned
-        cause = Cause(self._ledger, input_.identity, input_.envelope)
-        effects = effects_of(returned)
-        made = [plain_of(one, cause, at, "") or sending_of(one, cause, at, "") for at, one in enumerate(effects)]
-        return list(zip(effects, finished(self._ledger, made), strict=True))
+        effects, ledger = effects_of(returned), self._ledger
+        made = [
+            plain_of(one, ledger, input_, at, "") or sending_of(one, ledger, input_, at, "")
+            for at, one in enumerate(effects)
+        ]
+        return list(zip(effects, finished(ledger, made), strict=True))
 
     def _due(self, block: Block) -> Difference | None:
         """Delayed effects whose time came: each must have been waiting."""

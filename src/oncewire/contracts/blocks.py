@@ -130,9 +130,14 @@ def element_sum(agent: str, inputs: Iterable[Counted]) -> bytes:
 
 def _elements(inputs: Iterable[Counted]) -> list[Part]:
     return [
-        (f"{len(identity)}:{identity}{_counted(subject)}{outcome}", digest)
+        (len(identity), b":", identity, _ending(subject, outcome), digest)
         for identity, subject, outcome, digest in inputs
     ]
+
+
+@lru_cache(maxsize=4096)
+def _ending(subject: str, outcome: str) -> str:
+    return f"{_counted(subject)}{outcome}"
 
 
 @lru_cache(maxsize=4096)
@@ -157,7 +162,7 @@ def position_sum(stream: str, inputs: Iterable[tuple[int, bytes]]) -> bytes:
 
 
 def _positions(inputs: Iterable[tuple[int, bytes]]) -> list[Part]:
-    return [(f"{sequence}:", body) for sequence, body in inputs]
+    return [(sequence, b":", body) for sequence, body in inputs]
 
 
 def _sum(begin: str, parts: Sequence[Part]) -> bytes:
