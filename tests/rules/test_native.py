@@ -10,18 +10,34 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncewire import native
+from oncewire.agent.effects import Effect, Plain, finished, plain_of, sending_of
+from oncewire.agent.outflow import outgoing_of
 from oncewire.contracts import blocks, hashes
+from oncewire.contracts.ids import Origin, effects_begin
+from oncewire.contracts.inputs import Input
+from oncewire.contracts.runtime import (
+    NO_ACTOR,
+    NO_SOURCE,
+    TS_MS_MAX,
+    RuntimeEnvelope,
+    decode_runtime,
+    principal_of,
+)
 from oncewire.errors import ContractViolation, ProtocolViolation
+from oncewire.jetstream import Outgoing
 from oncewire.jetstream.protocol import FRAME_BYTES_MAX, Parser
-from oncewire.jetstream.pull import parse_replies, parse_reply
+from oncewire.jetstream.pull import Delivery, parse_replies, parse_reply
+from oncewire.ledger.rules import Ledger, Sending
 from tests.support.native import LOOPS
 
+LEDGER = Ledger("l-1", "default", "w", "biller")
 HEAD = b"$JS.ACK.ORDERS.biller"
 pieces = st.one_of(st.binary(max_size=300), st.text(max_size=80), st.integers(0, 2**70), st.integers(-9, -1))
 parts = st.lists(st.one_of(pieces, st.tuples(pieces, pieces), st.tuples(pieces, pieces, pieces)), max_size=9)
@@ -152,6 +168,52 @@ def test_a_sum_is_the_sum_of_the_digests(given_: list[Any]) -> None:
     assert plain == compiled
 
 
+ids_ = st.one_of(st.text("abc-019.", min_size=1, max_size=20), st.text(min_size=1, max_size=20))
+
+
+@st.composite
+def caused(draw: Any) -> Plain:
+    envelope = RuntimeEnvelope(
+        id=draw(ids_), ts=draw(st.integers(0, TS_MS_MAX)), type="T", schema_version="1.0", trace_id="a1" * 16,
+        span_id="b2" * 8, tenant="default", workspace="w", actor=NO_ACTOR, payload={}, idempotency_key="k",
+        source=NO_SOURCE, security_context=principal_of(NO_ACTOR), correlation_id=draw(st.none() | ids_),
+    )  # fmt: skip
+    input_ = Input(envelope, f"key:{draw(ids_)}", bytes(32))
+    effect = Effect(
+        draw(st.sampled_from(["evt.default.w.a.b", "evt.default.w.a.ü"])), {"text": draw(st.text(max_size=9))}
+    )
+    plain = plain_of(effect, LEDGER, input_, draw(st.integers(0, 3_000)), "EVENTS")
+    assert plain is not None
+    return plain
+
+
+@given(st.lists(caused(), max_size=6))
+def test_effects_are_written_alike(effects: list[Plain]) -> None:
+    compiled, plain = both(lambda: finished(LEDGER, effects))
+    assert plain == compiled
+    for made, effect in zip(compiled, effects, strict=True):
+        alone = Effect(effect.subject, msgspec.json.decode(effect.payload))
+        assert sending_of(alone, LEDGER, effect.cause, effect.index, "EVENTS") == made
+
+
+def test_ordinary_effects_take_the_compiled_way() -> None:
+    """Else nobody would notice that it is never taken."""
+    if native.caused is None or native.frames is None:
+        pytest.skip("oncewire was built without its compiled loops, or the processor has no SHA-256")
+    envelope = decode_runtime(
+        b'{"type":"T","payload":{}}', subject="evt.default.w.a", origin=Origin("S", 1, 2, 3), carried={}
+    )
+    plain = plain_of(Effect("evt.default.w.x", {"a": "ü"}), LEDGER, Input(envelope, "key:a", b""), 0, "EVENTS")
+    begin = effects_begin("default", "w", "biller").encode()
+    made = native.caused([plain], begin, Sending, Plain, Input, RuntimeEnvelope)
+    assert made == finished(LEDGER, [plain])  # type: ignore[list-item]
+    assert made
+    out = [outgoing_of(one) for one in made]
+    assert native.frames(out, Outgoing, b"evt.default.w.x", [""], [""], 1) is not None
+    read = native.replies([HEAD + b".1.2.3.4.5"], HEAD + b".", Delivery, "ORDERS", "biller")
+    assert read == [parse_reply(HEAD + b".1.2.3.4.5")]
+
+
 @pytest.mark.skipif(native.gather is None, reason="oncewire was built without its compiled loops")
 @pytest.mark.parametrize(
     ("starts", "ends", "room"),
@@ -175,6 +237,8 @@ def test_pieces_outside_of_the_buffer_are_not_copied(starts: list[int], ends: li
         lambda: native.blake2b_all(b"", [None], 16),  # type: ignore[misc, list-item]
         lambda: native.blake2b_all(b"", 5, 16),  # type: ignore[misc, arg-type]
         lambda: native.blake2b_sum(b"", [(1, (2, 3))]),  # type: ignore[misc, list-item]
+        lambda: native.caused([1], b"", bytes, 5, 5, 5),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", [""], [""], 0),  # type: ignore[misc]
         lambda: native.deliveries(b"", b"", bytes(88)),  # type: ignore[misc]
     ],
 )

@@ -14,6 +14,8 @@ from oncewire.jetstream import Outgoing, protocol
 from oncewire.jetstream.plain import plain_frames
 from oncewire.jetstream.publish import encode_header
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 TEXT = st.text(max_size=20)
 SUBJECT = st.sampled_from(["evt.a.b", "evt.ü.x", "x"])
 EXTRA = "Nats-Batch-Id: b\r\nNats-Batch-Sequence: 1\r\n"
@@ -49,7 +51,7 @@ def test_they_are_what_the_usual_way_writes(case: Case) -> None:
     if found is None:
         return
     expected = list(map(usual, case.messages, case.extras, case.replies))
-    assert b"".join(expected) == b"".join(found.frames)
+    assert b"".join(expected) == b"".join(found.pieces)
     sizes = [len(encode_header(one, EXTRA)) + len(one.payload) for one in case.messages]
     assert max(sizes) == found.longest
 
@@ -79,7 +81,7 @@ def test_one_that_is_not_alike_leaves_all_to_the_usual_way(other: Outgoing) -> N
 def test_plain_ones_are_written_here() -> None:
     found = plain_frames([PLAIN, PLAIN], [EXTRA, EXTRA], ["", "_INBOX.a.1"])
     assert found is not None
-    assert usual(PLAIN, EXTRA, "") + usual(PLAIN, EXTRA, "_INBOX.a.1") == b"".join(found.frames)
+    assert usual(PLAIN, EXTRA, "") + usual(PLAIN, EXTRA, "_INBOX.a.1") == b"".join(found.pieces)
 
 
 def test_a_subject_that_nobody_could_publish_to_is_refused_here_too() -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from oncewire import native
 
-LOOPS = ("deliveries", "gather", "messages", "replies", "blake2b_all", "blake2b_sum", "sha256_all")
+LOOPS = ("deliveries", "gather", "messages", "replies", "frames")
+LOOPS += ("blake2b_all", "blake2b_sum", "sha256_all", "caused")
 
 
 @pytest.fixture(scope="module", params=["compiled", "plain"])

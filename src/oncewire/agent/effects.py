@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from oncewire import native
 from oncewire.contracts import catalog, ids, inputs, runtime, subjects
 from oncewire.contracts.catalog import Family
 from oncewire.contracts.inputs import Input
@@ -98,20 +99,32 @@ def plain_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: s
 def finished(ledger: Ledger, effects: Sequence[Sending | Plain]) -> list[Sending]:
     """The messages of a batch's effects, in their order."""
     plain = [one for one in effects if type(one) is Plain]
+    made = _compiled(ledger, plain) or _made(ledger, plain)
+    if len(made) == len(effects):
+        return made
+    left = iter(made)
+    return [one if isinstance(one, Sending) else next(left) for one in effects]
+
+
+def _made(ledger: Ledger, plain: list[Plain]) -> list[Sending]:
     ids_ = ids.effect_ids(
         ledger.tenant, ledger.workspace, ledger.agent, [(one.cause.identity, one.index) for one in plain]
     )
     bodies = runtime.write_all_caused(
         [(one.around, one.payload, id_, _span(id_), one.cause.envelope) for one, id_ in zip(plain, ids_, strict=True)]
     )
-    made = [
+    return [
         Sending(id_, one.subject, body, None, one.stream, f"00-{one.cause.envelope.trace_id}-{_span(id_)}-01")
         for one, id_, body in zip(plain, ids_, bodies, strict=True)
     ]
-    if len(made) == len(effects):
-        return made
-    left = iter(made)
-    return [one if isinstance(one, Sending) else next(left) for one in effects]
+
+
+def _compiled(ledger: Ledger, plain: list[Plain]) -> list[Sending] | None:
+    """The same at a third of the cost. None: one of them has an id that JSON escapes, or nothing is compiled."""
+    if native.caused is None:
+        return None
+    begin = ids.effects_begin(ledger.tenant, ledger.workspace, ledger.agent).encode()
+    return native.caused(plain, begin, Sending, Plain, Input, RuntimeEnvelope)
 
 
 def sending_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Sending:

@@ -66,7 +66,7 @@ def effect_id(tenant: str, workspace: str, agent: str, identity: str, index: int
 
 def effect_ids(tenant: str, workspace: str, agent: str, effects: Sequence[tuple[str, int]]) -> list[str]:
     """The ids of many effects of an agent, by the identity of the input and the effect's number."""
-    begin = _effects_begin(tenant, workspace, agent)
+    begin = effects_begin(tenant, workspace, agent)
     texts = _texts([identity for identity, _ in effects])
     digests = hashes.sha256_all(
         begin, [b",%b,%d]" % (text, index) for text, (_, index) in zip(texts, effects, strict=True)]
@@ -75,7 +75,7 @@ def effect_ids(tenant: str, workspace: str, agent: str, effects: Sequence[tuple[
 
 
 @lru_cache(maxsize=256)
-def _effects_begin(tenant: str, workspace: str, agent: str) -> str:
+def effects_begin(tenant: str, workspace: str, agent: str) -> str:
     """What the ids of all effects of an agent begin with: an array that is not closed yet."""
     return _array("fx", tenant, workspace, agent)[:-1].decode()
 

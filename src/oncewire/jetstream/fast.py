@@ -35,7 +35,7 @@ from oncewire.errors import (
 )
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import each
-from oncewire.jetstream.plain import PIECES, plain_frames
+from oncewire.jetstream.plain import plain_frames
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import (
     PUBLISH_TIMEOUT_S,
@@ -152,11 +152,10 @@ class Batch:
         replies = [f"{head}{number}.1.$FI" for number in range(1, last + 1)]
         replies[0] = f"{head}1.0.$FI"
         replies[-1] = f"{head}{last}.2.$FI"
-        plain = plain_frames(self._messages, [""] * last, replies)
+        plain = plain_frames(self._messages, [""] * last, replies, STEP)
         if plain is not None:
             self._check_size(plain.longest, self._messages[0])
-            pieces = STEP * PIECES
-            return [b"".join(plain.frames[at : at + pieces]) for at in range(0, len(plain.frames), pieces)]
+            return plain.pieces
         frames = [self._frame(one, reply.encode()) for one, reply in zip(self._messages, replies, strict=True)]
         return [b"".join(frames[at : at + STEP]) for at in range(0, last, STEP)]
 

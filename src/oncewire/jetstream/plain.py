@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from oncewire import native
 from oncewire.contracts.headers import is_plain
 from oncewire.jetstream import protocol
 
@@ -12,26 +13,30 @@ if TYPE_CHECKING:
     from oncewire.jetstream.publish import Outgoing
 
 
-PIECES = 3
-"""So many make one frame: its head, the payload, the end of the line."""
 _NAMES_BYTES = len("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n")
 
 
 class Plain(NamedTuple):
-    """The pieces of all frames, in order, and the size of the longest message with its headers."""
+    """All frames, in order, some in each piece, and the size of the longest message with its headers."""
 
-    frames: list[bytes]
+    pieces: list[bytes]
     longest: int
 
 
-def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str], replies: Sequence[str]) -> Plain | None:
+def plain_frames(
+    messages: Sequence[Outgoing], extras: list[str], replies: list[str], step: int = 1_000
+) -> Plain | None:
     """What `encode_header` and `encode_pub` write for messages of one subject that carry an id and a trace and nothing
-    else; `extras` are header lines of our own, `replies` say where an answer goes ('' for none). None: there is another
-    among them, or there is none.
+    else, `step` of them in a piece; `extras` are header lines of our own, `replies` say where an answer goes ('' for
+    none). None: there is another among them, or there is none.
     """
     if not messages:
         return None
     subject = messages[0].subject
+    if native.frames is not None:
+        found = native.frames(messages, type(messages[0]), protocol.encode_subject(subject), extras, replies, step)
+        if found is not None:
+            return Plain(*found)
     names = "".join([one.msg_id + one.traceparent for one in messages])
     if not is_plain(names) or [one for one in messages if not _is_plain(one, subject)]:
         return None
@@ -50,7 +55,8 @@ def plain_frames(messages: Sequence[Outgoing], extras: Sequence[str], replies: S
             payload,
             protocol.CRLF,
         )
-    return Plain(frames, longest)
+    size = 3 * step
+    return Plain([b"".join(frames[at : at + size]) for at in range(0, len(frames), size)], longest)
 
 
 def _is_plain(message: Outgoing, subject: str) -> bool:

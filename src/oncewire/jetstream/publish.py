@@ -554,7 +554,7 @@ class Publisher:
         if inner is not None:
             self.connection.check_size(inner.longest, reserve_of(messages[1].subject))
             first_frame = self._frame(messages[0], first, extras[0])
-            return [first_frame, *inner.frames, self._frame(messages[-1], first + 1, extras[-1])]
+            return [first_frame, *inner.pieces, self._frame(messages[-1], first + 1, extras[-1])]
         return [self._frame(one, numbers.get(at, 0), extras[at - 1]) for at, one in enumerate(messages, start=1)]
 
     def _on_batch_reply(self, number: int, message: Message) -> None:

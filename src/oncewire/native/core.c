@@ -7,6 +7,7 @@ No function keeps anything between calls, and none writes outside of what it all
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -407,6 +408,15 @@ static int append(Text *text, const void *data, size_t size)
     return 1;
 }
 
+static int append_number(Text *text, unsigned long long value)
+{
+    unsigned char digits[20], *first = digits + sizeof digits;
+    do
+        *--first = '0' + value % 10;
+    while (value /= 10);
+    return append(text, first, digits + sizeof digits - first);
+}
+
 static int append_piece(Text *text, PyObject *piece)
 {
     if (PyBytes_Check(piece))
@@ -417,14 +427,10 @@ static int append_piece(Text *text, PyObject *piece)
         return utf8 != NULL && append(text, utf8, size);
     }
     if (PyLong_CheckExact(piece)) {
-        unsigned char digits[20], *first = digits + sizeof digits;
         unsigned long long value = PyLong_AsUnsignedLongLong(piece);
         if (value == (unsigned long long)-1 && PyErr_Occurred())
             return 0;
-        do
-            *--first = '0' + value % 10;
-        while (value /= 10);
-        return append(text, first, digits + sizeof digits - first);
+        return append_number(text, value);
     }
     PyErr_SetString(PyExc_TypeError, "a part is bytes, text, a whole number, or a tuple of those");
     return 0;
@@ -832,7 +838,263 @@ static PyObject *sha256_all(PyObject *module, PyObject *args)
 }
 #endif
 
+/* ---- fields of a Struct, at their places in memory */
+
+/* Where each of these fields stands in the objects of a type, all of which hold objects there. 0: not as expected. */
+static int places_of(PyObject *type, const char *const names[], int count, Py_ssize_t places[])
+{
+    for (int n = 0; n < count; n++) {
+        PyObject *found = PyObject_GetAttrString(type, names[n]);
+        if (found == NULL) {
+            PyErr_Clear();
+            return 0;
+        }
+        int is_good = Py_IS_TYPE(found, &PyMemberDescr_Type)
+                      && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        places[n] = is_good ? ((PyMemberDescrObject *)found)->d_member->offset : 0;
+        Py_DECREF(found);
+        if (!is_good)
+            return 0;
+    }
+    return 1;
+}
+
+static inline PyObject *field(PyObject *object, Py_ssize_t place)
+{
+    return *(PyObject **)((char *)object + place);
+}
+
+/* Text of ASCII alone. */
+typedef struct {
+    const char *data;
+    Py_ssize_t size;
+} Ascii;
+
+static inline int ascii_of(PyObject *text, Ascii *found)
+{
+    if (text == NULL || !PyUnicode_Check(text) || PyUnicode_READY(text) < 0 || !PyUnicode_IS_COMPACT_ASCII(text))
+        return 0;
+    found->data = (const char *)PyUnicode_1BYTE_DATA(text);
+    found->size = PyUnicode_GET_LENGTH(text);
+    return 1;
+}
+
+static inline int utf8_of(PyObject *text, Ascii *found)
+{
+    if (ascii_of(text, found))
+        return 1;
+    if (text == NULL || !PyUnicode_Check(text))
+        return 0;
+    found->data = PyUnicode_AsUTF8AndSize(text, &found->size);
+    if (found->data == NULL)
+        PyErr_Clear();
+    return found->data != NULL;
+}
+
+/* Text that needs no escapes in JSON and can break out of no header. */
+static inline int is_plain(const Ascii *text)
+{
+    for (Py_ssize_t n = 0; n < text->size; n++) {
+        unsigned char one = text->data[n];
+        if (one < ' ' || one > '~' || one == '"' || one == '\\')
+            return 0;
+    }
+    return 1;
+}
+
+#define APPEND(text, constant) append(text, constant, sizeof(constant) - 1)
+
+static inline int append_ascii(Text *text, const Ascii *more)
+{
+    return append(text, more->data, more->size);
+}
+
+PyDoc_STRVAR(frames_doc,
+    "frames(messages, kind, target, extras, replies, step) -> (pieces, longest) | None\n\n"
+    "The frames of messages (all of type `kind`, Outgoing) to one subject that carry an id and a trace and nothing else,\n"
+    "`step` of them to a piece, and the size of the longest with its headers. None when there is another among them.");
+
+static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {
+        "subject", "payload", "msg_id", "headers", "expected_stream", "expected_last_sequence",
+        "expected_last_subject_sequence", "traceparent",
+    };
+    Py_ssize_t at[8], step, longest = 0;
+    Ascii target, subject;
+    (void)module;
+    if (nargs != 6 || !PyType_Check(args[1]) || !PyBytes_Check(args[2]) || !PyList_CheckExact(args[3])
+        || !PyList_CheckExact(args[4]) || (step = PyLong_AsSsize_t(args[5])) < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "frames(sequence, type, bytes, list, list, step)");
+        return NULL;
+    }
+    PyObject *messages = PySequence_Fast(args[0], "messages must be a sequence");
+    if (messages == NULL)
+        return NULL;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(messages);
+    PyObject *pieces = PyList_New(0);
+    Text text = {NULL, 0, 0};
+    int is_odd = PyList_GET_SIZE(args[3]) != count || PyList_GET_SIZE(args[4]) != count || !count
+                 || !places_of(args[1], names, 8, at);
+    int is_failed = pieces == NULL;
+    target = (Ascii){PyBytes_AS_STRING(args[2]), PyBytes_GET_SIZE(args[2])};
+    subject = (Ascii){NULL, 0};
+    for (Py_ssize_t n = 0; n < count && !is_odd && !is_failed; n++) {
+        PyObject *one = PySequence_Fast_GET_ITEM(messages, n), *payload, *headers, *expected;
+        Ascii id, trace, extra, reply, own_subject, stream;
+        is_odd = !Py_IS_TYPE(one, (PyTypeObject *)args[1]);
+        if (is_odd)
+            break;
+        payload = field(one, at[1]);
+        headers = field(one, at[3]);
+        expected = field(one, at[4]);
+        is_odd = !ascii_of(field(one, at[0]), &own_subject) || !ascii_of(field(one, at[2]), &id)
+                 || !ascii_of(field(one, at[7]), &trace) || !ascii_of(PyList_GET_ITEM(args[3], n), &extra)
+                 || !ascii_of(PyList_GET_ITEM(args[4], n), &reply) || !ascii_of(expected, &stream) || stream.size
+                 || headers != Py_None || field(one, at[5]) != Py_None || field(one, at[6]) != Py_None
+                 || payload == NULL || !PyBytes_Check(payload) || !id.size || !trace.size || !is_plain(&id)
+                 || !is_plain(&trace);
+        if (is_odd)
+            break;
+        if (n == 0)
+            subject = own_subject;
+        is_odd = subject.size != own_subject.size || memcmp(subject.data, own_subject.data, subject.size) != 0;
+        if (is_odd)
+            break;
+        Py_ssize_t head = sizeof("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n") - 1 + id.size + trace.size + extra.size;
+        Py_ssize_t size = head + PyBytes_GET_SIZE(payload);
+        longest = size > longest ? size : longest;
+        is_failed = !(APPEND(&text, "HPUB ") && append_ascii(&text, &target) && APPEND(&text, " ")
+                      && append_ascii(&text, &reply) && APPEND(&text, " ") && append_number(&text, head)
+                      && APPEND(&text, " ") && append_number(&text, size) && APPEND(&text, "\r\nNATS/1.0\r\nNats-Msg-Id: ")
+                      && append_ascii(&text, &id) && APPEND(&text, "\r\ntraceparent: ") && append_ascii(&text, &trace)
+                      && APPEND(&text, "\r\n") && append_ascii(&text, &extra) && APPEND(&text, "\r\n")
+                      && append(&text, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)) && APPEND(&text, "\r\n"));
+        if (!is_failed && ((n + 1) % step == 0 || n + 1 == count)) {
+            PyObject *piece = PyBytes_FromStringAndSize((const char *)text.data, text.size);
+            is_failed = piece == NULL || PyList_Append(pieces, piece) < 0;
+            Py_XDECREF(piece);
+            text.size = 0;
+        }
+    }
+    PyMem_Free(text.data);
+    Py_DECREF(messages);
+    if (is_failed || is_odd) {
+        Py_XDECREF(pieces);
+        return is_failed ? NULL : Py_NewRef(Py_None);
+    }
+    return Py_BuildValue("Nn", pieces, longest);
+}
+
+#ifdef HAS_SHA
+PyDoc_STRVAR(caused_doc,
+    "caused(effects, begin, make, plain, input, envelope) -> list | None\n\n"
+    "make(id, subject, body, None, stream, trace) for each effect (all of type `plain`, its cause of type `input`, that\n"
+    "one's envelope of type `envelope`). None when one of them needs a closer look.");
+
+static PyObject *caused(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const plain_names[] = {"cause", "index", "subject", "stream", "around", "payload"};
+    static const char *const input_names[] = {"identity", "envelope"};
+    static const char *const envelope_names[] = {"id", "ts", "trace_id", "correlation_id"};
+    static const char hex[] = "0123456789abcdef";
+    Py_ssize_t plain_at[6], input_at[2], envelope_at[4];
+    (void)module;
+    if (nargs != 6 || !PyList_CheckExact(args[0]) || !PyBytes_Check(args[1]) || !PyType_Check(args[3])
+        || !PyType_Check(args[4]) || !PyType_Check(args[5])) {
+        PyErr_SetString(PyExc_TypeError, "caused(list, bytes, callable, type, type, type)");
+        return NULL;
+    }
+    if (!places_of(args[3], plain_names, 6, plain_at) || !places_of(args[4], input_names, 2, input_at)
+        || !places_of(args[5], envelope_names, 4, envelope_at))
+        Py_RETURN_NONE;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    PyObject *found = PyList_New(count);
+    Text text = {NULL, 0, 0};
+    int is_odd = 0;
+    for (Py_ssize_t n = 0; found != NULL && n < count; n++) {
+        PyObject *effect = PyList_GET_ITEM(args[0], n), *cause = NULL, *envelope = NULL, *around = NULL;
+        Ascii identity, cause_id, trace_id, correlation, payload, pieces[9];
+        unsigned char digest[SHA_BYTES];
+        char id[44] = "fx.", trace[64];
+        is_odd = !Py_IS_TYPE(effect, (PyTypeObject *)args[3]) || !(cause = field(effect, plain_at[0]))
+                 || !Py_IS_TYPE(cause, (PyTypeObject *)args[4]) || !(envelope = field(cause, input_at[1]))
+                 || !Py_IS_TYPE(envelope, (PyTypeObject *)args[5]) || !(around = field(effect, plain_at[4]))
+                 || !PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 9;
+        if (is_odd)
+            break;
+        PyObject *index = field(effect, plain_at[1]), *ts = field(envelope, envelope_at[1]);
+        PyObject *follows = field(envelope, envelope_at[3]);
+        is_odd = !ascii_of(field(cause, input_at[0]), &identity) || !is_plain(&identity)
+                 || !ascii_of(field(envelope, envelope_at[0]), &cause_id) || !is_plain(&cause_id)
+                 || !ascii_of(field(envelope, envelope_at[2]), &trace_id) || trace_id.size != 32
+                 || !utf8_of(field(effect, plain_at[5]), &payload) || !PyLong_CheckExact(index) || !PyLong_CheckExact(ts);
+        correlation = cause_id;
+        if (!is_odd && follows != Py_None)
+            is_odd = !ascii_of(follows, &correlation) || !is_plain(&correlation);
+        for (int m = 0; m < 9 && !is_odd; m++)
+            is_odd = !utf8_of(PyTuple_GET_ITEM(around, m), &pieces[m]);
+        if (is_odd)
+            break;
+        text.size = 0;
+        if (!(append(&text, PyBytes_AS_STRING(args[1]), PyBytes_GET_SIZE(args[1])) && APPEND(&text, ",\"")
+              && append_ascii(&text, &identity) && APPEND(&text, "\",") && append_piece(&text, index)
+              && APPEND(&text, "]"))) {
+            Py_CLEAR(found);
+            break;
+        }
+        sha256(text.data, text.size, digest);
+        for (int m = 0; m < 20; m++) {
+            id[3 + 2 * m] = hex[digest[m] >> 4];
+            id[4 + 2 * m] = hex[digest[m] & 15];
+        }
+        const Ascii own = {id, 43}, span = {id + 27, 16};
+        memcpy(trace, "00-", 3);
+        memcpy(trace + 3, trace_id.data, 32);
+        trace[35] = '-';
+        memcpy(trace + 36, span.data, 16);
+        memcpy(trace + 52, "-01", 3);
+        text.size = 0;
+        if (!(append_ascii(&text, &pieces[0]) && APPEND(&text, "\"") && append_ascii(&text, &own) && APPEND(&text, "\"")
+              && append_ascii(&text, &pieces[1]) && append_piece(&text, ts) && append_ascii(&text, &pieces[2])
+              && APPEND(&text, "\"") && append_ascii(&text, &trace_id) && APPEND(&text, "\"")
+              && append_ascii(&text, &pieces[3]) && APPEND(&text, "\"") && append_ascii(&text, &span) && APPEND(&text, "\"")
+              && append_ascii(&text, &pieces[4]) && append_ascii(&text, &payload) && append_ascii(&text, &pieces[5])
+              && APPEND(&text, "\"") && append_ascii(&text, &own) && APPEND(&text, "\"")
+              && append_ascii(&text, &pieces[6]) && APPEND(&text, "\"") && append_ascii(&text, &cause_id)
+              && APPEND(&text, "\"") && append_ascii(&text, &pieces[7]) && APPEND(&text, "\"")
+              && append_ascii(&text, &correlation) && APPEND(&text, "\"") && append_ascii(&text, &pieces[8]))) {
+            Py_CLEAR(found);
+            break;
+        }
+        PyObject *parts[6] = {
+            PyUnicode_FromStringAndSize(own.data, own.size), field(effect, plain_at[2]),
+            PyBytes_FromStringAndSize((const char *)text.data, text.size), Py_None, field(effect, plain_at[3]),
+            PyUnicode_FromStringAndSize(trace, 55),
+        };
+        PyObject *made = NULL;
+        if (parts[0] && parts[1] && parts[2] && parts[4] && parts[5])
+            made = PyObject_Vectorcall(args[2], parts, 6, NULL);
+        Py_XDECREF(parts[0]);
+        Py_XDECREF(parts[2]);
+        Py_XDECREF(parts[5]);
+        if (made == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, n, made);
+    }
+    PyMem_Free(text.data);
+    if (is_odd) {
+        Py_XDECREF(found);
+        Py_RETURN_NONE;
+    }
+    return found;
+}
+#endif
+
 static PyMethodDef methods[] = {
+    {"frames", (PyCFunction)(void (*)(void))frames, METH_FASTCALL, frames_doc},
     {"replies", (PyCFunction)(void (*)(void))replies, METH_FASTCALL, replies_doc},
     {"blake2b_all", blake2b_all, METH_VARARGS, blake2b_all_doc},
     {"blake2b_sum", blake2b_sum, METH_VARARGS, blake2b_sum_doc},
@@ -844,6 +1106,7 @@ static PyMethodDef methods[] = {
 
 #ifdef HAS_SHA
 static PyMethodDef sha_methods[] = {
+    {"caused", (PyCFunction)(void (*)(void))caused, METH_FASTCALL, caused_doc},
     {"sha256_all", sha256_all, METH_VARARGS, sha256_all_doc},
     {NULL, NULL, 0, NULL},
 };
