@@ -10,7 +10,7 @@ chose can never pass for a position or for a chat message.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -102,12 +102,12 @@ def origin_id(origin: Origin) -> str:
 
 def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
     """SHA-256 over the canonical form of type and payload: whether two messages say the same."""
-    return content_digests([(message_type, canonical_payload)])[0]
+    return content_digests([message_type], [canonical_payload])[0]
 
 
-def content_digests(contents: Iterable[tuple[str, bytes]]) -> list[bytes]:
+def content_digests(types: Sequence[str], canonical_payloads: Sequence[bytes]) -> list[bytes]:
     """The digests of many messages, by type and canonical payload."""
-    parts = [canonical_payload + _type_ending(message_type) for message_type, canonical_payload in contents]
+    parts = [payload + _type_ending(type_) for type_, payload in zip(types, canonical_payloads, strict=True)]
     return hashes.sha256_all('{"payload":', parts)
 
 
@@ -124,7 +124,11 @@ def idempotency_key(message_type: str, message_id: str, payload: dict[str, objec
 
 def key_identity(key: str) -> str:
     """On `sr.>`, `evt.>`, `cmd.>`: the idempotency key."""
-    return f"key:{key}"
+    return key_identities([key])[0]
+
+
+def key_identities(keys: Sequence[str]) -> list[str]:
+    return [f"key:{key}" for key in keys]
 
 
 def event_identity(message_id: str) -> str:

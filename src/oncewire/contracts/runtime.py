@@ -152,21 +152,22 @@ def open_runtime(
 
 def open_complete(body: bytes, subject: str) -> tuple[RuntimeEnvelope, bytes] | None:
     """What `open_runtime` gives, in one go, if the message needs nothing from where it stands. None: look closer."""
-    return open_all_complete((body,), (subjects.parse(subject),))[0]
+    (envelope,), written = open_all_complete((body,), (subjects.parse(subject),))
+    return (envelope, written[0]) if envelope is not None else None
 
 
 def open_all_complete(
     bodies: Sequence[bytes], addresses: Sequence[subjects.Address]
-) -> list[tuple[RuntimeEnvelope, bytes] | None]:
-    """What `open_complete` gives for each; `addresses` is where their subjects lead."""
+) -> tuple[list[RuntimeEnvelope | None], list[bytes]]:
+    """The envelope of each, None where one must look closer, and the canonical payloads of those that are there.
+    `addresses` is where their subjects lead."""
     complete = read_all(_WHOLE, bodies)
     if not _are_complete(complete, addresses):
         complete = [
             envelope if envelope is not None and _is_complete(envelope, address) else None
             for envelope, address in zip(complete, addresses, strict=True)
         ]
-    written = iter(canonical.of_all_plain([envelope.payload for envelope in complete if envelope is not None]))
-    return [(envelope, next(written)) if envelope is not None else None for envelope in complete]
+    return complete, canonical.of_all_plain([envelope.payload for envelope in complete if envelope is not None])
 
 
 def _are_complete(envelopes: Sequence[RuntimeEnvelope | None], addresses: Sequence[subjects.Address]) -> bool:
