@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -27,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from oncewire.contracts import hashes
 from oncewire.errors import ContractViolation, TooLarge
 from oncewire.jetstream import protocol
 from oncewire.pipeline.columns import binaries, contents, fixed_width, integers, retyped
@@ -253,9 +253,9 @@ def digests(subject: Any, lines: Any, payload: Any) -> Any:
     lengths = [_digits(_sum(pc.binary_length(part), 0)) for part in (subject, lines)]
     whole = joined([lengths[0], b" ", lengths[1], b" ", subject, lines, payload], count)
     edges, values = contents(whole)
-    content, at = memoryview(values.data), edges.tolist()
-    hasher = partial(hashlib.blake2b, digest_size=DIGEST_BYTES)
-    made = b"".join([hasher(content[a:b]).digest() for a, b in pairwise(at)])
+    content = values.tobytes()
+    rows = [content[first:end] for first, end in pairwise(edges.tolist())]
+    made = b"".join(hashes.blake2b_all("", rows, DIGEST_BYTES))
     return fixed_width(np.frombuffer(made, np.uint8).reshape(count, DIGEST_BYTES))
 
 
