@@ -40,6 +40,18 @@ def test_the_first_large_block_already_knows(server: Server, is_atomic: bool, co
     assert {is_atomic} == {send(ways, server, count) for _ in range(50)}
 
 
+@pytest.mark.parametrize(("server", "wanted"), [(DEFAULT, LAST), (ALWAYS, 1)], ids=["default", "always"])
+def test_one_trial_is_enough_where_each_message_is_synced(server: Server, wanted: int) -> None:
+    ways, trials = Ways(), 0
+    while ways.wants_trial(1_000):
+        trials += 1
+        for is_atomic in (False, True):
+            fixed_us, message_us = server[is_atomic]
+            ways.learn(TRIAL, fixed_us + TRIAL * message_us, is_atomic=is_atomic)
+        ways.tried()
+    assert wanted == trials
+
+
 def test_as_long_as_too_little_is_known_nothing_large_goes_without_a_batch() -> None:
     """A thousand syncs would take a fifth of a second."""
     ways = Ways()
