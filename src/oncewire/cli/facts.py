@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-from oncewire import doctor, extras, monitor, topology
+from oncewire import doctor, extras, monitor, native, topology
 from oncewire.database.postgres import unreadable
 from oncewire.embedded import java
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
@@ -31,7 +31,7 @@ async def gather(settings: Settings) -> doctor.Facts:
         nats_facts(settings), postgres_facts(settings.postgres_url), finding_java
     )
     return doctor.Facts(
-        python=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        python=f"{platform.python_version()} on {platform.system()} {platform.machine()}, {_loops()}",
         folder=folder_facts(DataFolder.at(settings.data)),
         nats=nats,
         postgres=postgres,
@@ -64,6 +64,11 @@ def folder_facts(folder: DataFolder) -> doctor.Folder:
         total_bytes=room.total_bytes,
         start_bytes_min=ROOM_BYTES_MIN,
     )
+
+
+def _loops() -> str:
+    """How the loops over every message run: they need a compiler when the package is built."""
+    return "loops compiled" if native.messages is not None else "loops not compiled (slower)"
 
 
 async def nats_facts(settings: Settings) -> doctor.Nats:

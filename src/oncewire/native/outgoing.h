@@ -1,0 +1,307 @@
+/* What an agent sends: effects become messages, messages become frames. */
+
+/* ---- fields of a Struct, at their places in memory */
+
+/* Where each of these fields stands in the objects of a type, all of which hold objects there. 0: not as expected. */
+static int places_of(PyObject *type, const char *const names[], int count, Py_ssize_t places[])
+{
+    for (int n = 0; n < count; n++) {
+        PyObject *found = PyObject_GetAttrString(type, names[n]);
+        if (found == NULL) {
+            PyErr_Clear();
+            return 0;
+        }
+        int is_good = Py_IS_TYPE(found, &PyMemberDescr_Type)
+                      && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
+        places[n] = is_good ? ((PyMemberDescrObject *)found)->d_member->offset : 0;
+        Py_DECREF(found);
+        if (!is_good)
+            return 0;
+    }
+    return 1;
+}
+
+static inline PyObject *field(PyObject *object, Py_ssize_t place)
+{
+    return *(PyObject **)((char *)object + place);
+}
+
+/* Text that is borrowed, mostly of ASCII alone. */
+typedef struct {
+    const char *data;
+    Py_ssize_t size;
+} Ascii;
+
+static inline int ascii_of(PyObject *text, Ascii *found)
+{
+    if (text == NULL || !PyUnicode_Check(text) || !PyUnicode_IS_COMPACT_ASCII(text))
+        return 0;
+    found->data = (const char *)PyUnicode_1BYTE_DATA(text);
+    found->size = PyUnicode_GET_LENGTH(text);
+    return 1;
+}
+
+static inline int utf8_of(PyObject *text, Ascii *found)
+{
+    if (ascii_of(text, found))
+        return 1;
+    if (text == NULL || !PyUnicode_Check(text))
+        return 0;
+    found->data = PyUnicode_AsUTF8AndSize(text, &found->size);
+    if (found->data == NULL)
+        PyErr_Clear();
+    return found->data != NULL;
+}
+
+/* Text that needs no escapes in JSON and can break out of no header. */
+static inline int is_plain(const Ascii *text)
+{
+    for (Py_ssize_t n = 0; n < text->size; n++) {
+        unsigned char one = text->data[n];
+        if (one < ' ' || one > '~' || one == '"' || one == '\\')
+            return 0;
+    }
+    return 1;
+}
+
+#define APPEND(text, constant) append(text, constant, sizeof(constant) - 1)
+
+static inline int append_ascii(Text *text, const Ascii *more)
+{
+    return append(text, more->data, more->size);
+}
+
+static inline int append_quoted(Text *text, const Ascii *more)
+{
+    return APPEND(text, "\"") && append_ascii(text, more) && APPEND(text, "\"");
+}
+
+PyDoc_STRVAR(frames_doc,
+    "frames(messages, kind, target, extras, replies, step) -> (pieces, longest) | None\n\n"
+    "The frames of messages (all of type `kind`, Outgoing) to one subject that carry an id and a trace and nothing else,\n"
+    "`step` of them to a piece, and the size of the longest with its headers. None when there is another among them.");
+
+static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const names[] = {
+        "subject", "payload", "msg_id", "headers", "expected_stream", "expected_last_sequence",
+        "expected_last_subject_sequence", "traceparent",
+    };
+    Py_ssize_t at[8], step, longest = 0;
+    Ascii target, subject;
+    (void)module;
+    if (nargs != 6 || !PyType_Check(args[1]) || !PyBytes_Check(args[2]) || !PyList_CheckExact(args[3])
+        || !PyList_CheckExact(args[4]) || (step = PyLong_AsSsize_t(args[5])) < 1) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "frames(sequence, type, bytes, list, list, step)");
+        return NULL;
+    }
+    PyObject *messages = PySequence_Fast(args[0], "messages must be a sequence");
+    if (messages == NULL)
+        return NULL;
+    Py_ssize_t count = PySequence_Fast_GET_SIZE(messages);
+    PyObject *pieces = PyList_New(0);
+    Text text = {NULL, 0, 0};
+    int is_odd = PyList_GET_SIZE(args[3]) != count || PyList_GET_SIZE(args[4]) != count || !count
+                 || !places_of(args[1], names, 8, at);
+    int is_failed = pieces == NULL;
+    target = (Ascii){PyBytes_AS_STRING(args[2]), PyBytes_GET_SIZE(args[2])};
+    subject = (Ascii){NULL, 0};
+    for (Py_ssize_t n = 0; n < count && !is_odd && !is_failed; n++) {
+        PyObject *one = PySequence_Fast_GET_ITEM(messages, n), *payload, *headers, *expected;
+        Ascii id, trace, extra, reply, own_subject, stream;
+        is_odd = !Py_IS_TYPE(one, (PyTypeObject *)args[1]);
+        if (is_odd)
+            break;
+        payload = field(one, at[1]);
+        headers = field(one, at[3]);
+        expected = field(one, at[4]);
+        is_odd = !ascii_of(field(one, at[0]), &own_subject) || !ascii_of(field(one, at[2]), &id)
+                 || !ascii_of(field(one, at[7]), &trace) || !ascii_of(PyList_GET_ITEM(args[3], n), &extra)
+                 || !ascii_of(PyList_GET_ITEM(args[4], n), &reply) || !ascii_of(expected, &stream) || stream.size
+                 || headers != Py_None || field(one, at[5]) != Py_None || field(one, at[6]) != Py_None
+                 || payload == NULL || !PyBytes_Check(payload) || !id.size || !trace.size || !is_plain(&id)
+                 || !is_plain(&trace);
+        if (is_odd)
+            break;
+        if (n == 0)
+            subject = own_subject;
+        is_odd = subject.size != own_subject.size || memcmp(subject.data, own_subject.data, subject.size) != 0;
+        if (is_odd)
+            break;
+        Py_ssize_t head = sizeof("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n") - 1 + id.size + trace.size + extra.size;
+        Py_ssize_t size = head + PyBytes_GET_SIZE(payload);
+        longest = size > longest ? size : longest;
+        is_failed = !(APPEND(&text, "HPUB ") && append_ascii(&text, &target) && APPEND(&text, " ")
+                      && append_ascii(&text, &reply) && APPEND(&text, " ") && append_number(&text, head)
+                      && APPEND(&text, " ") && append_number(&text, size) && APPEND(&text, "\r\nNATS/1.0\r\nNats-Msg-Id: ")
+                      && append_ascii(&text, &id) && APPEND(&text, "\r\ntraceparent: ") && append_ascii(&text, &trace)
+                      && APPEND(&text, "\r\n") && append_ascii(&text, &extra) && APPEND(&text, "\r\n")
+                      && append(&text, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)) && APPEND(&text, "\r\n"));
+        if (!is_failed && ((n + 1) % step == 0 || n + 1 == count)) {
+            PyObject *piece = PyBytes_FromStringAndSize((const char *)text.data, text.size);
+            is_failed = piece == NULL || PyList_Append(pieces, piece) < 0;
+            Py_XDECREF(piece);
+            text.size = 0;
+        }
+    }
+    PyMem_Free(text.data);
+    Py_DECREF(messages);
+    if (is_failed || is_odd) {
+        Py_XDECREF(pieces);
+        return is_failed ? NULL : Py_NewRef(Py_None);
+    }
+    return Py_BuildValue("Nn", pieces, longest);
+}
+
+#ifdef HAS_SHA
+#define ID_CHARS 43
+#define SPAN_CHARS 16
+#define TRACE_ID_CHARS 32
+#define TRACE_CHARS 55
+
+/* What one effect is written from, all of it borrowed. */
+typedef struct {
+    PyObject *index, *subject, *stream, *ts;
+    Ascii identity, cause_id, correlation, trace_id, payload, around[9];
+} Caused;
+
+typedef struct {
+    PyTypeObject *plain, *input, *envelope;
+    Py_ssize_t in_plain[6], in_input[2], in_envelope[4];
+} Kinds;
+
+/* 0 when one of its fields needs a closer look. */
+static int read_caused(const Kinds *kinds, PyObject *effect, Caused *to)
+{
+    PyObject *cause, *envelope, *around, *follows;
+    if (!Py_IS_TYPE(effect, kinds->plain) || !(cause = field(effect, kinds->in_plain[0]))
+        || !Py_IS_TYPE(cause, kinds->input) || !(envelope = field(cause, kinds->in_input[1]))
+        || !Py_IS_TYPE(envelope, kinds->envelope) || !(around = field(effect, kinds->in_plain[4]))
+        || !PyTuple_CheckExact(around) || PyTuple_GET_SIZE(around) != 9)
+        return 0;
+    to->index = field(effect, kinds->in_plain[1]);
+    to->subject = field(effect, kinds->in_plain[2]);
+    to->stream = field(effect, kinds->in_plain[3]);
+    to->ts = field(envelope, kinds->in_envelope[1]);
+    follows = field(envelope, kinds->in_envelope[3]);
+    for (int n = 0; n < 9; n++)
+        if (!utf8_of(PyTuple_GET_ITEM(around, n), &to->around[n]))
+            return 0;
+    if (!ascii_of(field(cause, kinds->in_input[0]), &to->identity) || !is_plain(&to->identity)
+        || !ascii_of(field(envelope, kinds->in_envelope[0]), &to->cause_id) || !is_plain(&to->cause_id)
+        || !ascii_of(field(envelope, kinds->in_envelope[2]), &to->trace_id) || to->trace_id.size != TRACE_ID_CHARS
+        || !utf8_of(field(effect, kinds->in_plain[5]), &to->payload) || !to->subject || !to->stream || !to->index
+        || !PyLong_CheckExact(to->index) || !to->ts || !PyLong_CheckExact(to->ts))
+        return 0;
+    to->correlation = to->cause_id;
+    return follows == Py_None || (ascii_of(follows, &to->correlation) && is_plain(&to->correlation));
+}
+
+/* `fx.` and forty digits of the hash over agent, input and place. */
+static int write_id(Text *text, PyObject *begin, const Caused *from, char id[ID_CHARS])
+{
+    static const char hex[] = "0123456789abcdef";
+    unsigned char digest[SHA_BYTES];
+    text->size = 0;
+    if (!(append(text, PyBytes_AS_STRING(begin), PyBytes_GET_SIZE(begin)) && APPEND(text, ",")
+          && append_quoted(text, &from->identity) && APPEND(text, ",") && append_piece(text, from->index)
+          && APPEND(text, "]")))
+        return 0;
+    sha256(text->data, text->size, digest);
+    memcpy(id, "fx.", 3);
+    for (int n = 0; n < (ID_CHARS - 3) / 2; n++) {
+        id[3 + 2 * n] = hex[digest[n] >> 4];
+        id[4 + 2 * n] = hex[digest[n] & 15];
+    }
+    return 1;
+}
+
+static int write_body(Text *text, const Caused *from, const Ascii *id, const Ascii *span)
+{
+    const Ascii *around = from->around;
+    text->size = 0;
+    return append_ascii(text, &around[0]) && append_quoted(text, id)
+           && append_ascii(text, &around[1]) && append_piece(text, from->ts)
+           && append_ascii(text, &around[2]) && append_quoted(text, &from->trace_id)
+           && append_ascii(text, &around[3]) && append_quoted(text, span)
+           && append_ascii(text, &around[4]) && append_ascii(text, &from->payload)
+           && append_ascii(text, &around[5]) && append_quoted(text, id)
+           && append_ascii(text, &around[6]) && append_quoted(text, &from->cause_id)
+           && append_ascii(text, &around[7]) && append_quoted(text, &from->correlation)
+           && append_ascii(text, &around[8]);
+}
+
+static PyObject *make_caused(Text *text, PyObject *begin, PyObject *make, const Caused *from)
+{
+    char id[ID_CHARS], trace[TRACE_CHARS];
+    if (!write_id(text, begin, from, id))
+        return NULL;
+    const Ascii own = {id, ID_CHARS}, span = {id + ID_CHARS - SPAN_CHARS, SPAN_CHARS};
+    memcpy(trace, "00-", 3);
+    memcpy(trace + 3, from->trace_id.data, TRACE_ID_CHARS);
+    trace[3 + TRACE_ID_CHARS] = '-';
+    memcpy(trace + 4 + TRACE_ID_CHARS, span.data, SPAN_CHARS);
+    memcpy(trace + 4 + TRACE_ID_CHARS + SPAN_CHARS, "-01", 3);
+    if (!write_body(text, from, &own, &span))
+        return NULL;
+    PyObject *parts[6] = {
+        PyUnicode_FromStringAndSize(id, ID_CHARS), from->subject,
+        PyBytes_FromStringAndSize((const char *)text->data, text->size), Py_None, from->stream,
+        PyUnicode_FromStringAndSize(trace, TRACE_CHARS),
+    };
+    PyObject *made = NULL;
+    if (parts[0] && parts[2] && parts[5])
+        made = PyObject_Vectorcall(make, parts, 6, NULL);
+    Py_XDECREF(parts[0]);
+    Py_XDECREF(parts[2]);
+    Py_XDECREF(parts[5]);
+    return made;
+}
+
+PyDoc_STRVAR(caused_doc,
+    "caused(effects, begin, make, plain, input, envelope) -> list | None\n\n"
+    "make(id, subject, body, None, stream, trace) for each effect (all of type `plain`, its cause of type `input`, that\n"
+    "one's envelope of type `envelope`). None when one of them needs a closer look.");
+
+static PyObject *caused(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
+{
+    static const char *const in_plain[] = {"cause", "index", "subject", "stream", "around", "payload"};
+    static const char *const in_input[] = {"identity", "envelope"};
+    static const char *const in_envelope[] = {"id", "ts", "trace_id", "correlation_id"};
+    Kinds kinds;
+    (void)module;
+    if (nargs != 6 || !PyList_CheckExact(args[0]) || !PyBytes_Check(args[1]) || !PyType_Check(args[3])
+        || !PyType_Check(args[4]) || !PyType_Check(args[5])) {
+        PyErr_SetString(PyExc_TypeError, "caused(list, bytes, callable, type, type, type)");
+        return NULL;
+    }
+    kinds.plain = (PyTypeObject *)args[3];
+    kinds.input = (PyTypeObject *)args[4];
+    kinds.envelope = (PyTypeObject *)args[5];
+    if (!places_of(args[3], in_plain, 6, kinds.in_plain) || !places_of(args[4], in_input, 2, kinds.in_input)
+        || !places_of(args[5], in_envelope, 4, kinds.in_envelope))
+        Py_RETURN_NONE;
+    Py_ssize_t count = PyList_GET_SIZE(args[0]);
+    PyObject *found = PyList_New(count);
+    Text text = {NULL, 0, 0};
+    int is_odd = 0;
+    for (Py_ssize_t n = 0; found != NULL && n < count; n++) {
+        Caused one;
+        is_odd = !read_caused(&kinds, PyList_GET_ITEM(args[0], n), &one);
+        if (is_odd)
+            break;
+        PyObject *made = make_caused(&text, args[1], args[2], &one);
+        if (made == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, n, made);
+    }
+    PyMem_Free(text.data);
+    if (is_odd) {
+        Py_XDECREF(found);
+        Py_RETURN_NONE;
+    }
+    return found;
+}
+#endif
