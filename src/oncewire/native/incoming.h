@@ -103,9 +103,9 @@ static PyObject *gather(PyObject *module, PyObject *args)
         const int64_t *start = starts.buf, *end = ends.buf;
         int32_t *offset = offsets.buf;
         for (; n < count; n++) {
-            int64_t size = end[n] - start[n];
-            if (start[n] < 0 || size < 0 || end[n] > buffer.len || size > values.len - filled)
+            if (start[n] < 0 || end[n] < start[n] || end[n] > buffer.len || end[n] - start[n] > values.len - filled)
                 break;
+            int64_t size = end[n] - start[n];
             offset[n] = (int32_t)filled;
             memcpy((char *)values.buf + filled, (const char *)buffer.buf + start[n], size);
             filled += size;
