@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from oncewire import native
 from oncewire.agent import outflow
 from oncewire.agent.outflow import Outflow, outgoing_of
 from oncewire.agent.ways import Ways
@@ -253,12 +254,14 @@ def _with_id(one: Outgoing, id_: str) -> Outgoing:
 @mutation
 def random_effect_ids(store: type, at: Points) -> None:
     """Ids by chance: a second run of the same input makes other messages."""
+    native.caused = None  # its twin is the one that is built wrongly
     ids.effect_ids = lambda *parts: [f"fx.{secrets.token_hex(20)}" for _ in parts[-1]]  # type: ignore[assignment]
 
 
 @mutation
 def ids_without_the_index(store: type, at: Points) -> None:
     """With less in it, messages swallow each other."""
+    native.caused = None
     original = ids.effect_ids
     ids.effect_ids = lambda tenant, workspace, agent, effects: original(  # type: ignore[assignment]
         tenant, workspace, agent, [(identity, 0) for identity, _ in effects]
