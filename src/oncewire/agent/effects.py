@@ -120,7 +120,7 @@ def _made(ledger: Ledger, plain: list[Plain]) -> list[Sending]:
 
 
 def _compiled(ledger: Ledger, plain: list[Plain]) -> list[Sending] | None:
-    """The same at a third of the cost. None: one of them has an id that JSON escapes, or nothing is compiled."""
+    """The same at a quarter of the cost. None: one of them has an id that JSON escapes, or nothing is compiled."""
     if native.caused is None:
         return None
     begin = ids.effects_begin(ledger.tenant, ledger.workspace, ledger.agent).encode()
