@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
 from oncewire.errors import Corrupt, NotFound, Refused
 from oncewire.jetstream import Outgoing, losses
+from oncewire.ledger.rules import Sending
 from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import (
@@ -46,6 +48,17 @@ def echo(agent: Agent, subject: str) -> Agent:
         return Effect(subject, payload)
 
     return agent
+
+
+def ends_of(agent: Agent, folder: Path) -> tuple[int, int]:
+    """The last block with inputs, and how far the ledger knows all to be confirmed."""
+    store = sqlite_in(folder)
+    store.open(agent.tenant, agent.workspace, agent.name)
+    try:
+        blocks = [store.block(number) for number in range(1, store.head().number + 1)]
+        return max(block.number for block in blocks if block and block.content.entries), store.confirmed().block
+    finally:
+        store.close()
 
 
 class Crash(BaseException):
@@ -298,13 +311,54 @@ async def test_the_closing_block_of_one_process_does_not_hold_up_the_marks_of_an
             await one_more()
         await until(lambda: all(runner.commits.closing_marks for runner in runners), "both to be closed off")
         await one_more()
-    store = sqlite_in(tmp_path)
-    store.open(agent.tenant, agent.workspace, agent.name)
-    blocks = [store.block(number) for number in range(1, store.head().number + 1)]
-    last = max(block.number for block in blocks if block and block.content.entries)
-    confirmed = store.confirmed().block
-    store.close()
+    last, confirmed = ends_of(agent, tmp_path)
+    assert confirmed >= last
 
+
+async def test_a_closing_block_takes_no_mark_of_a_block_that_was_settled_beside_it(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = echo(new_agent(), f"{OUT}.{unique('x')}")
+    async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
+        commits, publish, closing = runner.commits, runner.commits.outflow.publish, asyncio.Event()
+
+        async def hold_closing_block(block: int, sendings: Sequence[Sending], announcement: bytes) -> Any:
+            if not sendings and not closing.is_set():
+                closing.set()
+                await until(lambda: any(mark.block > block for mark in commits.marks), "the block beside it")
+            return await publish(block, sendings, announcement)
+
+        monkeypatch.setattr(commits.outflow, "publish", hold_closing_block)
+        await send(client, command(agent, "go"), {"n": 1})
+        await asyncio.wait_for(closing.wait(), 20)
+        await send(client, command(agent, "go"), {"n": 2})
+        await until(lambda: commits.closing_marks, "the closing block to be out")
+        assert not commits.is_closed_off
+    last, confirmed = ends_of(agent, tmp_path)
+    assert confirmed >= last
+
+
+async def test_a_drain_publishes_what_it_cut_short(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = echo(new_agent(), f"{OUT}.{unique('x')}")
+    async with prepared(shared_server.url) as client:
+        runner = Runner(agent, client, sqlite_in(tmp_path))
+        await runner.start()
+        begun = asyncio.Event()
+
+        async def hang(block: int, sendings: Sequence[Sending], announcement: bytes) -> Any:
+            begun.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(runner.commits.outflow, "publish", hang)
+        await send(client, command(agent, "go"), {"n": 1})
+        await asyncio.wait_for(begun.wait(), 20)
+        stopping = asyncio.ensure_future(runner.stop(timeout_s=0.1))
+        await until(lambda: not runner.commits.open, "the cut")
+        monkeypatch.undo()
+        await stopping
+    last, confirmed = ends_of(agent, tmp_path)
     assert confirmed >= last
 
 

@@ -246,6 +246,7 @@ class Commits:
         self.commits += 1
         if settled.block:
             self.open.add(settled.block)
+            self.is_closed_off = False
         for name, count in settled.counts.items():
             self.counts[name] = self.counts.get(name, 0) + count
 
@@ -361,8 +362,9 @@ class Commits:
             marks, error = await self.outflow.publish(settled.block, settled.sendings, settled.announcement)
         except OncewireError as problem:
             marks, error = [], problem.message
+        finally:  # also when a drain cuts it short: then the last sweep has to find it
+            self.open.discard(settled.block)
         self.marks += marks
-        self.open.discard(settled.block)
         if error:
             self.last_error = error
             log.warning("agent %s: block %d is not published yet: %s", self.ledger.name, settled.block, error)

@@ -280,7 +280,6 @@ class Intake:
         commits = self.commits
         commits.at("fetched")
         commits.busy_at = time.monotonic()
-        commits.is_closed_off = False
         plain, suspects = await self._sort_out(items)
         if suspects:
             token = commits.keepalive.watch([item.message.reply for item in suspects])

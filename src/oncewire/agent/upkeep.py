@@ -143,15 +143,14 @@ class Upkeep:
             return
         async with commits.turn:
             confirmed = await commits.db(commits.store.confirmed)
-        commits.is_closed_off = True
         if confirmed.block == 0:
             return
         settled = await commits.append(lambda: Content([], [], now_ms(), dict(commits.targets.last)))
         assert settled is not None
-        before = len(commits.marks)
+        commits.is_closed_off = True  # until a block comes after it, which may be while it is published
         await commits.publish(settled)
-        commits.closing_marks += commits.marks[before:]
-        del commits.marks[before:]
+        commits.closing_marks += [mark for mark in commits.marks if mark.block == settled.block]
+        commits.marks = [mark for mark in commits.marks if mark.block != settled.block]
 
     # ---- effects
 
