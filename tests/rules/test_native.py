@@ -19,17 +19,24 @@ from hypothesis import strategies as st
 from oncewire import native
 from oncewire.agent.effects import Effect, Plain, finished, plain_of, sending_of
 from oncewire.agent.outflow import outgoing_of
-from oncewire.contracts import blocks, hashes
+from oncewire.contracts import blocks, hashes, runtime
+from oncewire.contracts.codec import BODY_BYTES_MAX
 from oncewire.contracts.ids import Origin, effects_begin
 from oncewire.contracts.inputs import Input
 from oncewire.contracts.runtime import (
     NO_ACTOR,
     NO_SOURCE,
     TS_MS_MAX,
+    Actor,
     RuntimeEnvelope,
+    SecurityContext,
+    Source,
     decode_runtime,
+    encode_runtime,
+    open_all_complete,
     principal_of,
 )
+from oncewire.contracts.subjects import parse
 from oncewire.errors import ContractViolation, ProtocolViolation
 from oncewire.jetstream import Outgoing
 from oncewire.jetstream.protocol import FRAME_BYTES_MAX, Parser
@@ -168,6 +175,130 @@ def test_a_sum_is_the_sum_of_the_digests(given_: list[Any]) -> None:
     assert plain == compiled
 
 
+ADDRESS = parse("evt.default.w.a")
+MEMBERS = {
+    "id": "m-1", "ts": 5, "type": "T", "schema_version": "1.0", "trace_id": "a1" * 16, "span_id": "b2" * 8,
+    "tenant": "default", "workspace": "w", "actor": {"id": "a", "role": "service"}, "payload": {"n": [1, {"m": "}"}]},
+    "idempotency_key": "k-1", "source": {"agent": "a", "adapter": "b"},
+    "security_context": {"principal_id": "p", "principal_type": "user"}, "causation_id": "c", "correlation_id": "d",
+}  # fmt: skip
+WHOLE = msgspec.json.encode(MEMBERS)
+odd_values = st.sampled_from(
+    [
+        *(
+            "",
+            "x" * 256,
+            "x" * 257,
+            "x" * 512,
+            "x" * 513,
+            "ü",
+            'a"b',
+            "a\\b",
+            "\n",
+            "\x7f",
+            "0" * 16,
+            "0" * 32,
+            "A" * 32,
+        ),
+        *(
+            0,
+            -1,
+            10**15,
+            TS_MS_MAX,
+            TS_MS_MAX + 1,
+            1.5,
+            2**70,
+            None,
+            True,
+            [],
+            {},
+            [[]],
+            {"n": 1.5},
+            {"n": {"m": 2**60}},
+        ),
+        *({"id": "a", "role": "r"}, {"agent": "z", "adapter": "b"}, {"principal_id": "p", "principal_type": "king"}),
+    ]
+)
+pastes = st.sampled_from(
+    [
+        b"",
+        b" ",
+        b"\n",
+        b"{",
+        b"}",
+        b'"',
+        b"\\",
+        b"\\u0041",
+        b",",
+        b'"id":"m-2",',
+        b'"payload":{},',
+        b"01",
+        b"\xff",
+        b"\0",
+        b"{}",
+    ]
+)
+
+
+@st.composite
+def body(draw: Any) -> bytes:
+    """A complete message, mostly with something that is not as it should be, or not as we would write it."""
+    members = dict(MEMBERS)
+    for name in draw(st.lists(st.sampled_from([*MEMBERS, "reply_to", "entity_id", "extra"]), max_size=2)):
+        members[name] = draw(odd_values)
+    for name in draw(st.lists(st.sampled_from([*MEMBERS, "causation_id", "correlation_id"]), max_size=1)):
+        members.pop(name, None)
+    if draw(st.booleans()):
+        members["payload"] = draw(
+            st.dictionaries(st.text(max_size=3), st.one_of(odd_values, st.text(max_size=5)), max_size=3)
+        )
+    if draw(st.integers(0, 9)) == 0:
+        members = dict(draw(st.permutations(list(members.items()))))
+    text = msgspec.json.encode(members)
+    if draw(st.booleans()):
+        return text
+    at = draw(st.integers(0, len(text)))
+    return text[:at] + draw(pastes) + text[at + draw(st.sampled_from([0, 0, 1, 2, 9])) :]
+
+
+@given(st.lists(st.one_of(body(), st.just(WHOLE)), max_size=6))
+@example([b""])
+@example([b"{}", b'{"id":"', WHOLE[:-1], WHOLE * 2])
+@example([msgspec.json.encode(MEMBERS | {"payload": {"a": 1}}).replace(b'{"a":1}', b'{"a":1,"a":2}')])
+@example([msgspec.json.encode(MEMBERS | {"payload": {}}).replace(b"{}", b'{"a":[}]}')])
+@example([msgspec.json.encode(MEMBERS | {"ts": 0}), WHOLE.replace(b'"ts":5', b'"ts":05')])
+def test_envelopes_are_read_alike(bodies: list[bytes]) -> None:
+    compiled, plain = both(lambda: open_all_complete(bodies, [ADDRESS] * len(bodies)))
+    assert plain == compiled
+    assert [type(one) for one in plain[0]] == [type(one) for one in compiled[0]]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_largest_body_is_read_alike(more: int) -> None:
+    room = BODY_BYTES_MAX - len(msgspec.json.encode(MEMBERS | {"payload": {"a": ""}}))
+    text = msgspec.json.encode(MEMBERS | {"payload": {"a": "x" * (room + more)}})
+    compiled, plain = both(lambda: open_all_complete([text], [ADDRESS]))
+    assert plain == compiled
+    assert (compiled[0] == [None]) == bool(more)
+
+
+def test_each_message_has_its_own_members_where_the_next_producer_differs() -> None:
+    """Texts that stay the same are made once."""
+    two = parse("evt.other.w.a")
+    members = [
+        MEMBERS,
+        MEMBERS | {"actor": {"id": "z", "role": "service"}},
+        MEMBERS | {"tenant": "other"},
+        MEMBERS | {"type": "U", "source": {"agent": "q", "adapter": "b"}},
+        MEMBERS | {"causation_id": "e", "tenant": "other"},
+        MEMBERS,
+    ]
+    where = [ADDRESS, ADDRESS, two, ADDRESS, ADDRESS, ADDRESS]
+    compiled, plain = both(lambda: open_all_complete([msgspec.json.encode(one) for one in members], where))
+    assert plain == compiled
+    assert [one is None for one in compiled[0]] == [False, False, False, False, True, False]
+
+
 ids_ = st.one_of(st.text("abc-019.", min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 
 
@@ -196,7 +327,7 @@ def test_effects_are_written_alike(effects: list[Plain]) -> None:
         assert sending_of(alone, LEDGER, effect.cause, effect.index, "EVENTS") == made
 
 
-def test_ordinary_effects_take_the_compiled_way() -> None:
+def test_ordinary_messages_take_the_compiled_way() -> None:
     """Else nobody would notice that it is never taken."""
     if native.caused is None or native.frames is None:
         pytest.skip("oncewire was built without its compiled loops, or the processor has no SHA-256")
@@ -204,6 +335,10 @@ def test_ordinary_effects_take_the_compiled_way() -> None:
         b'{"type":"T","payload":{}}', subject="evt.default.w.a", origin=Origin("S", 1, 2, 3), carried={}
     )
     plain = plain_of(Effect("evt.default.w.x", {"a": "ü"}), LEDGER, Input(envelope, "key:a", b""), 0, "EVENTS")
+    assert native.envelopes is not None
+    kinds = (RuntimeEnvelope, Actor, Source, SecurityContext)
+    found, left = native.envelopes([encode_runtime(envelope)], [ADDRESS], lambda lines: [{}], runtime._MEMBERS, *kinds)
+    assert (found, left) == ([envelope], [])
     begin = effects_begin("default", "w", "biller").encode()
     made = native.caused([plain], begin, Sending, Plain, Input, RuntimeEnvelope)
     assert made == finished(LEDGER, [plain])  # type: ignore[list-item]
@@ -239,9 +374,16 @@ def test_pieces_outside_of_the_buffer_are_not_copied(starts: list[int], ends: li
         lambda: native.blake2b_sum(b"", [(1, (2, 3))]),  # type: ignore[misc, list-item]
         lambda: native.caused([1], b"", bytes, 5, 5, 5),  # type: ignore[misc]
         lambda: native.frames([1], Outgoing, b"x", [""], [""], 0),  # type: ignore[misc]
+        lambda: native.envelopes([b""], [ADDRESS], len, (), *"1234"),  # type: ignore[misc]
+        lambda: native.envelopes(["{}"], [ADDRESS], len, runtime._MEMBERS, *"1234"),  # type: ignore[misc]
+        lambda: native.envelopes([b"{}"], [()], len, runtime._MEMBERS, *"1234"),  # type: ignore[misc]
+        lambda: native.envelopes([b"{}"], [ADDRESS], len, runtime._MEMBERS, *"1234"),  # type: ignore[misc]
+        lambda: native.envelopes([WHOLE], [ADDRESS], lambda _: [], runtime._MEMBERS, *[dict] * 4),  # type: ignore[misc]
+        lambda: native.envelopes([WHOLE], [ADDRESS], lambda _: [{}], runtime._MEMBERS, *[len] * 4),  # type: ignore[misc]
+        lambda: native.envelopes([WHOLE], [ADDRESS] * 2, len, runtime._MEMBERS, *[dict] * 4),  # type: ignore[misc]
         lambda: native.deliveries(b"", b"", bytes(88)),  # type: ignore[misc]
     ],
 )
 def test_what_no_caller_may_pass_is_an_error(call: Callable[[], Any]) -> None:
-    with pytest.raises((TypeError, BufferError)):
+    with pytest.raises((TypeError, ValueError, BufferError)):
         call()

@@ -8,7 +8,7 @@ import pytest
 
 from oncewire import native
 
-LOOPS = ("deliveries", "gather", "messages", "replies", "frames")
+LOOPS = ("deliveries", "gather", "messages", "replies", "envelopes", "frames")
 LOOPS += ("blake2b_all", "blake2b_sum", "sha256_all", "caused")
 
 

@@ -36,6 +36,7 @@ NAME_CHARS_MAX = 256
 ID_CHARS_MAX = 512
 
 T = TypeVar("T", bound=msgspec.Struct)
+V = TypeVar("V")
 Mend = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Rewrites what a lenient producer sent into the strict form, None when there is nothing to mend."""
 
@@ -96,7 +97,7 @@ def read_whole(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
     return read_all(decoder, (body,))[0]
 
 
-def read_all(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes]) -> list[T | None]:
+def read_all(decoder: msgspec.json.Decoder[V], bodies: Sequence[bytes]) -> list[V | None]:
     """What `read_whole` gives for each, as lines of one text: a value that writes as its own line was read in full, and
     one comparison says so of all."""
     joined = b"\n".join(bodies)
@@ -116,7 +117,18 @@ def read_all(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes]) -> list[
     ]
 
 
-def _decode_lines(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes], joined: bytes) -> list[T | None] | None:
+def read_lines(decoder: msgspec.json.Decoder[V], lines: bytes) -> list[V | None]:
+    """What `read_all` gives for the lines of a text, each of which goes from a brace to the one that closes it."""
+    try:
+        values: list[V | None] = decoder.decode_lines(lines)  # type: ignore[assignment]  # as below
+        if _ENCODE_LINES(values) == lines:
+            return values
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    return read_all(decoder, lines.splitlines())
+
+
+def _decode_lines(decoder: msgspec.json.Decoder[V], bodies: Sequence[bytes], joined: bytes) -> list[V | None] | None:
     """All of them at once, None when one of them cannot be read.
 
     To the decoder a line break is space like any other. So each body must begin and end as an object does: then no
@@ -129,13 +141,13 @@ def _decode_lines(decoder: msgspec.json.Decoder[T], bodies: Sequence[bytes], joi
     ):
         return None
     try:
-        values: list[T | None] = decoder.decode_lines(joined)  # type: ignore[assignment]  # a list of T is one of these
+        values: list[V | None] = decoder.decode_lines(joined)  # type: ignore[assignment]  # a list of V is one of these
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return values if len(values) == len(bodies) else None
 
 
-def _decode_one(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
+def _decode_one(decoder: msgspec.json.Decoder[V], body: bytes) -> V | None:
     try:
         return decoder.decode(body) if len(body) <= BODY_BYTES_MAX else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

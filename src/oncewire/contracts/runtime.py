@@ -19,12 +19,14 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from oncewire import native
 from oncewire.contracts import canonical, headers, ids, subjects, trace
 from oncewire.contracts.codec import (
     ENCODE,
     ID_CHARS_MAX,
     Contract,
     read_all,
+    read_lines,
     read_payload,
     refuse_repeats,
     write_closely,
@@ -119,6 +121,9 @@ class RuntimeOnWire(Struct, frozen=True, kw_only=True):
 NO_ACTOR = Actor(UNKNOWN, UNKNOWN)
 NO_SOURCE = Source(UNKNOWN, UNKNOWN)
 _WHOLE = msgspec.json.Decoder(RuntimeEnvelope)
+_PAYLOAD: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(Payload)
+_MEMBERS = RuntimeEnvelope.__struct_fields__[:15]
+"""Up to the correlation: what most messages have of it."""
 _WIRE = Contract(NAME, msgspec.json.Decoder(RuntimeOnWire), "schema_version", VERSION)
 
 
@@ -161,13 +166,38 @@ def open_all_complete(
 ) -> tuple[list[RuntimeEnvelope | None], list[bytes]]:
     """The envelope of each, None where one must look closer, and the canonical payloads of those that are there.
     `addresses` is where their subjects lead."""
-    complete = read_all(_WHOLE, bodies)
-    if not _are_complete(complete, addresses):
-        complete = [
-            envelope if envelope is not None and _is_complete(envelope, address) else None
-            for envelope, address in zip(complete, addresses, strict=True)
-        ]
+    complete, left = _read_plain(bodies, addresses)
+    if left:
+        closer = _read_complete([bodies[at] for at in left], [addresses[at] for at in left])
+        for at, envelope in zip(left, closer, strict=True):
+            complete[at] = envelope
     return complete, canonical.of_all_plain([envelope.payload for envelope in complete if envelope is not None])
+
+
+def _read_plain(
+    bodies: Sequence[bytes], addresses: Sequence[subjects.Address]
+) -> tuple[list[RuntimeEnvelope | None], Sequence[int]]:
+    """Those that are spelled as `encode_runtime` spells them, where that is compiled, and the numbers of the others."""
+    if native.envelopes is None:
+        return [None] * len(bodies), range(len(bodies))
+    return native.envelopes(
+        bodies, addresses, _read_payloads, _MEMBERS, RuntimeEnvelope, Actor, Source, SecurityContext
+    )
+
+
+def _read_payloads(lines: bytes) -> list[dict[str, Any] | None]:
+    """The object in each line, None where one must look closer."""
+    return read_lines(_PAYLOAD, lines)
+
+
+def _read_complete(bodies: Sequence[bytes], addresses: Sequence[subjects.Address]) -> Sequence[RuntimeEnvelope | None]:
+    complete = read_all(_WHOLE, bodies)
+    if _are_complete(complete, addresses):
+        return complete
+    return [
+        envelope if envelope is not None and _is_complete(envelope, address) else None
+        for envelope, address in zip(complete, addresses, strict=True)
+    ]
 
 
 def _are_complete(envelopes: Sequence[RuntimeEnvelope | None], addresses: Sequence[subjects.Address]) -> bool:
@@ -217,7 +247,6 @@ Frame = tuple[str, ...]
 """The text of an envelope around the eight fields that change from message to message."""
 _HOLE = msgspec.Raw(b"\0")
 """No JSON text has this byte: the encoder escapes it in strings."""
-_PAYLOAD: msgspec.json.Decoder[dict[str, Any]] = msgspec.json.Decoder(Payload)
 _ENCODE_LINES = msgspec.json.Encoder().encode_lines
 PLAIN_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 16 * 1024

@@ -21,6 +21,7 @@ deliveries: Callable[[Any, bytes, Any], int] | None = getattr(_core, "deliveries
 gather: Callable[[Any, Any, Any, Any, Any], None] | None = getattr(_core, "gather", None)
 messages: Callable[[bytes, int, Callable[..., Any], list[Any]], int] | None = getattr(_core, "messages", None)
 replies: Callable[..., list[Any] | None] | None = getattr(_core, "replies", None)
+envelopes: Callable[..., tuple[list[Any], list[int]]] | None = getattr(_core, "envelopes", None)
 frames: Callable[..., tuple[list[bytes], int] | None] | None = getattr(_core, "frames", None)
 blake2b_all: Callable[[bytes, Sequence[Part], int], list[bytes]] | None = getattr(_core, "blake2b_all", None)
 blake2b_sum: Callable[[bytes, Sequence[Part]], bytes] | None = getattr(_core, "blake2b_sum", None)

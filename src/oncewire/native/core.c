@@ -21,8 +21,10 @@ No function keeps anything between calls, and none writes outside of what it all
 #include "hashes.h"
 #include "incoming.h"
 #include "outgoing.h"
+#include "envelopes.h"
 
 static PyMethodDef methods[] = {
+    {"envelopes", (PyCFunction)(void (*)(void))envelopes, METH_FASTCALL, envelopes_doc},
     {"frames", (PyCFunction)(void (*)(void))frames, METH_FASTCALL, frames_doc},
     {"replies", (PyCFunction)(void (*)(void))replies, METH_FASTCALL, replies_doc},
     {"blake2b_all", blake2b_all, METH_VARARGS, blake2b_all_doc},
