@@ -487,8 +487,9 @@ async def test_async_handlers_wait_side_by_side_longer_than_ack_wait(shared_serv
     assert deliveries == [1] * 18
 
 
-async def test_a_handler_that_holds_the_interpreter_past_ack_wait_keeps_its_input(
-    shared_server: NatsServer, tmp_path: Path
+@pytest.mark.parametrize("others", [0, 4])
+async def test_a_handler_that_holds_the_interpreter_past_ack_wait_keeps_its_input_and_those_behind_it(
+    shared_server: NatsServer, tmp_path: Path, others: int
 ) -> None:
     """No thread of the process can say anything meanwhile: another process does."""
     agent = new_agent()
@@ -497,19 +498,22 @@ async def test_a_handler_that_holds_the_interpreter_past_ack_wait_keeps_its_inpu
     @agent.on("go")
     def go(ctx: Context, payload: dict[str, Any]) -> None:
         deliveries.append(ctx.deliveries)
-        ctypes.PyDLL(None).usleep(2_500_000)  # a PyDLL call does not let go of the interpreter
+        if len(deliveries) == 1:
+            ctypes.PyDLL(None).usleep(2_500_000)  # a PyDLL call does not let go of the interpreter
 
-    async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
-        await send(client, command(agent, "go"), {})
-        await counted(runner, done=1)
-        info = await until_async(lambda: _info_when_settled(client, agent))
-        assert info["num_redelivered"] == 0
-        assert runner._keepalive is not None
-        assert runner._keepalive._process is not None
-        runner._keepalive._process.kill()
-        gone = runner._keepalive._process
-        await until(lambda: runner._keepalive._process is not gone, "a killed keep-alive to be replaced")
-    assert deliveries == [1]
+    async with prepared(shared_server.url) as client:
+        for _ in range(1 + others):
+            await send(client, command(agent, "go"), {})
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            await counted(runner, done=1 + others)
+            info = await until_async(lambda: _info_when_settled(client, agent))
+            assert info["delivered"]["consumer_seq"] == 1 + others
+            assert runner._keepalive is not None
+            assert runner._keepalive._process is not None
+            runner._keepalive._process.kill()
+            gone = runner._keepalive._process
+            await until(lambda: runner._keepalive._process is not gone, "a killed keep-alive to be replaced")
+    assert deliveries == [1] * (1 + others)
 
 
 async def _info_when_settled(client: Any, agent: Agent) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from oncewire.agent.flow import BATCH_S
 from oncewire.agent.outflow import now_ms
 from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
 from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.pull import Delivery
 from oncewire.ledger.rules import Content, Ledger, Sending, Source
 from oncewire.ledger.store import Block, Mark, Store
 from oncewire.metrics import Histogram
@@ -42,6 +43,7 @@ class Watch(Protocol):
     """Keeps inputs in progress."""
 
     def watch(self, replies: list[bytes]) -> int: ...
+    def watch_all(self, replies: list[bytes], deliveries: Sequence[Delivery]) -> int: ...
     def release(self, token: int) -> None: ...
 
 

@@ -29,7 +29,7 @@ from oncewire.contracts.subjects import overlaps
 from oncewire.errors import NotConnected, OncewireError, Unavailable
 from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.pull import parse_reply
+from oncewire.jetstream.pull import Delivery, parse_replies
 
 FETCH_S = 0.2
 LATE_S = 0.1
@@ -48,6 +48,7 @@ class Arrived(NamedTuple):
     """What came together and is not read yet, with its keep-alive token and the time."""
 
     messages: list[Message]
+    deliveries: list[Delivery]
     token: int
     at_ns: int
 
@@ -143,15 +144,17 @@ class Intake:
     def take_in(self, messages: list[Message]) -> None:
         """What was delivered, or found in the stream after the server had given it up."""
         if messages:
-            token = self.commits.keepalive.watch([one.reply for one in messages])
-            self.reached = max(self.reached, parse_reply(messages[-1].reply).sequence)
-            self.unread.append(Arrived(messages, token, time.time_ns()))
+            replies = [one.reply for one in messages]
+            deliveries = parse_replies(replies)
+            token = self.commits.keepalive.watch_all(replies, deliveries)
+            self.reached = max(self.reached, deliveries[-1].sequence)
+            self.unread.append(Arrived(messages, deliveries, token, time.time_ns()))
             self._changed.set()
 
     def _read_one(self) -> None:
         """Read what came first."""
-        messages, token, at_ns = self.unread[0]
-        items = self.reading.read(messages)
+        messages, deliveries, token, at_ns = self.unread[0]
+        items = self.reading.read_delivered(messages, deliveries)
         self.unread.popleft()
         self.commits.arrived(items, at_ns)
         self.queue.append((items, token))

@@ -9,7 +9,8 @@ Nothing is pulled before it is up. With a TLS context of the user's own, which n
 this process does it instead, and a handler that holds the interpreter silences it.
 
 One byte on stdout says that it is up. Lines on stdin: first the settings as JSON (never on the command line: they hold
-credentials), then `w <token> <seconds> <seconds> <reply> <reply> …` and `d <token>`.
+credentials), then `w <token> <seconds> <seconds> <reply> <reply> …`, or for a run of sequences `r <token> <seconds>
+<seconds> <begin of the replies> <first> <count>`, and `d <token>`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +28,7 @@ from oncewire.errors import OncewireError
 from oncewire.jetstream import Client, Options
 from oncewire.jetstream.options import DEFAULT_INBOX_PREFIX
 from oncewire.jetstream.protocol import encode_acks
-from oncewire.jetstream.pull import IN_PROGRESS
+from oncewire.jetstream.pull import IN_PROGRESS, Delivery
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
@@ -86,14 +88,23 @@ class KeepAlive:
 
     def watch(self, replies: list[bytes]) -> int:
         """From now on these inputs are extended, until `release`."""
+        return self._watch(b"w", replies)
+
+    def watch_all(self, replies: list[bytes], deliveries: Sequence[Delivery]) -> int:
+        """The same for what came together from one consumer. Mostly that is a run of sequences, and its ends say it."""
+        first, count = deliveries[0].sequence, len(deliveries)
+        head = replies[0].rsplit(b".", 5)[0]
+        if head.count(b".") != _HEAD_DOTS or [one.sequence for one in deliveries] != list(range(first, first + count)):
+            return self.watch(replies)
+        return self._watch(b"r", [head, b"%d" % first, b"%d" % count])
+
+    def _watch(self, verb: bytes, words: list[bytes]) -> int:
         self._token += 1
+        token = b"%d" % self._token
         if self._extending is not None:
-            now = time.monotonic()
-            held = _Held(replies, now + self._interval_s, self._interval_s, now + self._limit_s)
-            self._held[b"%d" % self._token] = held
+            self._held[token] = _held(verb, words, self._interval_s, self._limit_s)
         else:
-            head = b"w %d %.3f %.3f " % (self._token, self._interval_s, self._limit_s)
-            self._write(head + b" ".join(replies) + b"\n")
+            self._write(b"%b %b %.3f %.3f %b\n" % (verb, token, self._interval_s, self._limit_s, b" ".join(words)))
         return self._token
 
     def release(self, token: int) -> None:
@@ -124,11 +135,29 @@ class KeepAlive:
             await process.wait()
 
 
+_HEAD_DOTS = 3
+"""`$JS.ACK.<stream>.<consumer>`. Replies of another form are told one by one."""
+
+
 class _Held(msgspec.Struct):
-    replies: list[bytes]
+    words: list[bytes]
+    is_run: bool
     due_at: float
     interval_s: float
     until: float
+
+    @property
+    def replies(self) -> list[bytes]:
+        """Of a run the sequence alone: that is all by which the server finds an input that goes on."""
+        if not self.is_run:
+            return self.words
+        head, first, count = self.words
+        return [b"%b.1.%d.0.0.0" % (head, at) for at in range(int(first), int(first) + int(count))]
+
+
+def _held(verb: bytes, words: list[bytes], interval_s: float, limit_s: float) -> _Held:
+    now = time.monotonic()
+    return _Held(words, verb == b"r", now + interval_s, interval_s, now + limit_s)
 
 
 async def _serve(reader: asyncio.StreamReader) -> None:
@@ -152,9 +181,7 @@ async def _serve(reader: asyncio.StreamReader) -> None:
             if verb == b"d":
                 held.pop(token, None)
             else:
-                now = time.monotonic()
-                interval_s, limit_s = float(rest[0]), float(rest[1])
-                held[token] = _Held(rest[2:], now + interval_s, interval_s, now + limit_s)
+                held[token] = _held(verb, rest[2:], float(rest[0]), float(rest[1]))
     finally:
         extending.cancel()
         await asyncio.gather(extending, return_exceptions=True)

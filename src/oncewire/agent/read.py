@@ -40,8 +40,10 @@ class Reading:
         self._known: dict[bytes, tuple[str, Handler | None]] = {}
 
     def read(self, messages: list[Message]) -> list[Item]:
+        return self.read_delivered(messages, parse_replies([message.reply for message in messages]))
+
+    def read_delivered(self, messages: list[Message], deliveries: Sequence[Delivery]) -> list[Item]:
         """One step after the other, each over all messages: that is a third cheaper than message by message."""
-        deliveries = parse_replies([message.reply for message in messages])
         known = [self._known.get(message.subject_raw) or self._look_up(message) for message in messages]
         whole = read_all_complete([message.payload for message in messages], [subject for subject, _ in known])
         at_keys = self._position_keys(deliveries)

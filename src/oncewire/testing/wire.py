@@ -10,6 +10,7 @@ import msgspec
 from oncewire.contracts import subjects
 from oncewire.errors import ContractViolation, TooLarge
 from oncewire.jetstream.protocol import Message
+from oncewire.jetstream.pull import Delivery
 from oncewire.ledger.rules import Sending
 from oncewire.ledger.store import Block, Mark
 from oncewire.topology import Topology, load
@@ -113,6 +114,9 @@ class Wire:
     # ---- nobody takes long here
 
     def watch(self, replies: list[bytes]) -> int:  # noqa: ARG002
+        return 0
+
+    def watch_all(self, replies: list[bytes], deliveries: Sequence[Delivery]) -> int:  # noqa: ARG002
         return 0
 
     def release(self, token: int) -> None:
