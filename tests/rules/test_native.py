@@ -8,6 +8,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -38,16 +39,22 @@ from oncewire.contracts.runtime import (
 )
 from oncewire.contracts.subjects import parse
 from oncewire.errors import ContractViolation, ProtocolViolation
+from oncewire.fields import columns, distinct
 from oncewire.jetstream import Outgoing
 from oncewire.jetstream.protocol import FRAME_BYTES_MAX, Parser
 from oncewire.jetstream.pull import Delivery, parse_replies, parse_reply
 from oncewire.ledger.rules import Ledger, Sending
+from oncewire.native import Columns
 from tests.support.native import LOOPS
 
 LEDGER = Ledger("l-1", "default", "w", "biller")
 HEAD = b"$JS.ACK.ORDERS.biller"
 pieces = st.one_of(st.binary(max_size=300), st.text(max_size=80), st.integers(0, 2**70), st.integers(-9, -1))
-parts = st.lists(st.one_of(pieces, st.tuples(pieces, pieces), st.tuples(pieces, pieces, pieces)), max_size=9)
+rows = st.integers(0, 9).flatmap(
+    lambda count: st.tuples(st.lists(pieces, min_size=count, max_size=count), st.binary(max_size=9)).map(
+        lambda pair: (pair[0], pair[1], pair[0][::-1])
+    )
+)
 words = st.sampled_from(
     [
         b"MSG",
@@ -150,28 +157,27 @@ def test_replies_are_read_alike(ends: list[bytes], is_mixed: bool) -> None:
 
 
 def as_bytes(part: Any) -> bytes:
-    if isinstance(part, tuple):
-        return b"".join(map(as_bytes, part))
     return part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
 
 
-@given(st.text(max_size=200), parts, st.sampled_from([1, 16, 32, 64]))
-@example("", ["\ud800"], 16)
-@example("\ud800", ["a", b"b"], 16)
-@example("x", [bytes(128), bytes(127), bytes(129), b"", bytes(1_000)], 64)
-def test_hashes_are_those_of_the_library(begin: str, given_: list[Any], size: int) -> None:
-    texts = [as_bytes(begin) + as_bytes(part) for part in given_]
+@given(st.text(max_size=200), rows, st.sampled_from([1, 16, 32, 64]))
+@example("", (["\ud800"],), 16)
+@example("\ud800", (["a", b"b"],), 16)
+@example("x", ([bytes(128), bytes(127), bytes(129), b"", bytes(1_000)],), 64)
+def test_hashes_are_those_of_the_library(begin: str, given_: Columns, size: int) -> None:
+    rows_ = [[one[at] if isinstance(one, list) else one for one in given_] for at in range(len(given_[0]))]
+    texts = [as_bytes(begin) + b"".join(map(as_bytes, row)) for row in rows_]
     compiled, plain = both(lambda: (hashes.blake2b_all(begin, given_, size), hashes.sha256_all(begin, given_)))
     assert [hashlib.blake2b(text, digest_size=size).digest() for text in texts] == compiled[0]
     assert [hashlib.sha256(text).digest() for text in texts] == compiled[1]
     assert plain == compiled
 
 
-@given(parts)
-def test_a_sum_is_the_sum_of_the_digests(given_: list[Any]) -> None:
+@given(rows)
+def test_a_sum_is_the_sum_of_the_digests(given_: Columns) -> None:
     every = blocks.add(blocks.NO_STATE, hashes.blake2b_all("x", given_, blocks.STATE_BYTES))
     assert hashes.blake2b_sum("x", given_) in (every, None)
-    compiled, plain = both(lambda: blocks.position_sum("S", [(1, b"a"), (2, b"b" * 500), (3, b"")]))
+    compiled, plain = both(lambda: blocks.position_sum("S", [1, 2, 3], [b"a", b"b" * 500, b""]))
     assert plain == compiled
 
 
@@ -299,6 +305,25 @@ def test_each_message_has_its_own_members_where_the_next_producer_differs() -> N
     assert [one is None for one in compiled[0]] == [False, False, False, False, True, False]
 
 
+def test_columns_are_read_alike() -> None:
+    objects = [Delivery("S", "c", 1, n, n, b"1", b"2") for n in range(3)]
+    compiled, plain = both(lambda: columns(objects, Delivery, "stream", "sequence", "consumer_sequence"))
+    assert plain == compiled == [["S"] * 3, [0, 1, 2], [1] * 3]
+    odd: list[Any] = [objects[0], SimpleNamespace(stream=5)]
+    compiled, plain = both(lambda: columns(odd, Delivery, "stream"))
+    assert plain == compiled == [["S", 5]]
+    assert columns([], Delivery, "stream") == [[]]
+    if native.columns is not None:
+        assert native.columns(objects, Delivery, ("stream", "sequence")) == [["S"] * 3, [0, 1, 2]]
+        assert native.columns(objects, Delivery, ("consumer_sequence",)) is None, "a property"
+        assert native.columns(objects, Delivery, ("nothing",)) is None
+
+
+def test_distinct_ones_keep_their_order() -> None:
+    done, dead = blocks.Outcome.DONE, blocks.Outcome.DEAD
+    assert distinct([dead, done, dead]) == [dead, done]
+
+
 ids_ = st.one_of(st.text("abc-019.", min_size=1, max_size=20), st.text(min_size=1, max_size=20))
 
 
@@ -369,9 +394,15 @@ def test_pieces_outside_of_the_buffer_are_not_copied(starts: list[int], ends: li
         lambda: native.messages(b"MSG a 1 1\r\nx\r\n", 0, lambda: None, []),  # type: ignore[misc]
         lambda: native.replies((b"x",), b"", bytes, "s", "c"),  # type: ignore[misc]
         lambda: native.replies([b"1.1.1.1.1"], b"", lambda: None, "s", "c"),  # type: ignore[misc]
-        lambda: native.blake2b_all(b"", [None], 16),  # type: ignore[misc, list-item]
+        lambda: native.blake2b_all(b"", ([None],), 16),  # type: ignore[misc]
         lambda: native.blake2b_all(b"", 5, 16),  # type: ignore[misc, arg-type]
-        lambda: native.blake2b_sum(b"", [(1, (2, 3))]),  # type: ignore[misc, list-item]
+        lambda: native.blake2b_all(b"", ([1], [1, 2]), 16),  # type: ignore[misc]
+        lambda: native.blake2b_all(b"", (b"x",), 16),  # type: ignore[misc]
+        lambda: native.blake2b_all(b"", ([1],), 65),  # type: ignore[misc]
+        lambda: native.blake2b_sum(b"", ([(2, 3)],)),  # type: ignore[misc]
+        lambda: native.columns(5, Delivery, ("stream",)),  # type: ignore[misc, arg-type]
+        lambda: native.columns([], Delivery, (5,)),  # type: ignore[misc, arg-type]
+        lambda: native.columns([], Delivery, ("stream",) * 17),  # type: ignore[misc]
         lambda: native.caused([1], b"", bytes, 5, 5, 5),  # type: ignore[misc]
         lambda: native.frames([1], Outgoing, b"x", [""], [""], 0),  # type: ignore[misc]
         lambda: native.envelopes([b""], [ADDRESS], len, (), *"1234"),  # type: ignore[misc]

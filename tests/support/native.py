@@ -9,7 +9,7 @@ import pytest
 from oncewire import native
 
 LOOPS = ("deliveries", "gather", "messages", "replies", "envelopes", "frames")
-LOOPS += ("blake2b_all", "blake2b_sum", "sha256_all", "caused")
+LOOPS += ("columns", "blake2b_all", "blake2b_sum", "sha256_all", "caused")
 
 
 @pytest.fixture(scope="module", params=["compiled", "plain"])

@@ -18,7 +18,6 @@ published before the message is settled.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -47,6 +46,7 @@ from oncewire.contracts.blocks import Outcome, raw_digest
 from oncewire.contracts.inputs import Input
 from oncewire.contracts.runtime import FRAMED_BYTES_MAX
 from oncewire.errors import ContractViolation, Refused, TooLarge
+from oncewire.fields import columns, distinct
 from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.pull import Delivery
 from oncewire.ledger import rules
@@ -217,10 +217,12 @@ class GroupCommit:
         """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
         waits outside are only looked up: they are claimed when it comes back."""
         self.store.begin()
-        later = [item for item in items if _waits(item)] if may_wait else []
+        later = [item for item in items if _waits(item)] if may_wait and _may_wait(items) else []
         now = [item for item in items if not _waits(item)] if later else items
-        claimed = [item.key or item.at_key for item in now]
-        found = self.store.claim(claimed, [item.key for item in later] + [item.at_key for item in items if item.key])
+        keys, at_keys = columns(now, Item, "key", "at_key")
+        claimed = keys if all(keys) else [key or at_key for key, at_key in zip(keys, at_keys, strict=True)]
+        looked = at_keys if now is items and all(keys) else [item.at_key for item in items if item.key]
+        found = self.store.claim(claimed, [*(item.key for item in later), *looked])
         self.limits.at("claimed")
         return found
 
@@ -251,24 +253,40 @@ class GroupCommit:
 
     def _write_entries(self) -> None:
         """What the outcomes mean for the ledger and for the inputs, step by step over all of them."""
-        outcomes, out = self._outcomes, self.out
-        self.entries = [
-            Entry(
-                key, input_.identity, item.subject, message.payload, message.header_raw, outcome, at.stream,
-                at.sequence, at.timestamp_ns, input_.digest, effects, error,
-            )
-            for item, outcome, key, error, effects in outcomes
-            for message, at, input_ in ((item.message, item.delivery, item.input or _nameless(item)),)
-        ]  # fmt: skip
-        is_careful = self.limits.is_careful
-        self.ended += [item.at_key for item, *_ in outcomes if is_careful or item.delivery.deliveries > 1]
-        counts = Counter([outcome for _, outcome, *_ in outcomes])
-        out.counts |= {outcome.value: count for outcome, count in counts.items()}
-        if counts.keys().isdisjoint(_TERMINAL):
-            out.acks += [item.message for item, *_ in outcomes]
+        if not self._outcomes:
             return
-        out.acks += [item.message for item, outcome, *_ in outcomes if outcome not in _TERMINAL]
-        out.terms += [(item.message, error) for item, outcome, _, error, _ in outcomes if outcome in _TERMINAL]
+        out = self.out
+        items, outcomes, keys, errors, effects = zip(*self._outcomes, strict=True)
+        messages, places, inputs, subjects_, at_keys = columns(
+            items, Item, "message", "delivery", "input", "subject", "at_key"
+        )
+        if not all(inputs):
+            inputs = [one or _nameless(item) for one, item in zip(inputs, items, strict=True)]
+        identities, digests = columns(inputs, Input, "identity", "digest")
+        bodies, headers = columns(messages, Message, "payload", "header_raw")
+        streams, sequences, times_ns, deliveries = columns(
+            places, Delivery, "stream", "sequence", "timestamp_ns", "deliveries"
+        )
+        self.entries = list(
+            map(
+                Entry, keys, identities, subjects_, bodies, headers, outcomes, streams, sequences, times_ns, digests,
+                effects, errors,
+            )
+        )  # fmt: skip
+        if self.limits.is_careful:
+            self.ended += at_keys
+        elif max(deliveries) > 1:
+            self.ended += [key for key, count in zip(at_keys, deliveries, strict=True) if count > 1]
+        kinds = distinct(outcomes)
+        out.counts |= {one.value: outcomes.count(one) for one in kinds}
+        if not [one for one in kinds if one in _TERMINAL]:
+            out.acks += messages
+            return
+        for message, outcome, error in zip(messages, outcomes, errors, strict=True):
+            if outcome in _TERMINAL:
+                out.terms.append((message, error))
+            else:
+                out.acks.append(message)
 
     def _leave(self, items: Sequence[Item]) -> None:
         self.out.left += items
@@ -466,9 +484,15 @@ def _takes_every_plain_one(limits: Limits) -> bool:
 
 def _are_fresh(items: Sequence[Item], found: dict[bytes, Place]) -> bool:
     """Whether nothing is to be decided: none was seen before or stands here twice, each has a handler that runs now."""
-    if found or len({item.key for item in items}) < len(items) or len({item.at_key for item in items}) < len(items):
+    keys, at_keys, inputs, handlers = columns(items, Item, "key", "at_key", "input", "handler")
+    if found or len(set(keys)) < len(items) or len(set(at_keys)) < len(items):
         return False
-    return not [item for item in items if item.input is None or item.handler is None or item.handler.is_async]
+    return all(inputs) and not [one for one in distinct(handlers) if one is None or one.is_async]
+
+
+def _may_wait(items: Sequence[Item]) -> bool:
+    (handlers,) = columns(items, Item, "handler")
+    return any(one is not None and one.is_async for one in distinct(handlers))
 
 
 def _waits(item: Item) -> bool:

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 from oncewire.contracts import hashes
-from oncewire.native import Part
+from oncewire.native import Columns
 
 LANES: Final = 8
 STATE_BYTES: Final = LANES * 8
@@ -34,8 +34,6 @@ LANE_MASK: Final = (1 << 64) - 1
 _EVEN_LANES: Final = sum(LANE_MASK << 128 * pair for pair in range(LANES // 2))
 ANNOUNCEMENT_VERSION: Final = 1
 
-Counted = tuple[str, str, str, bytes]
-"""What counts of an input: its identity, subject, outcome and content digest."""
 Ranges = list[tuple[int, int]]
 """Closed ranges."""
 
@@ -115,24 +113,26 @@ def agent_name(tenant: str, workspace: str, agent: str) -> str:
 
 def element(agent: str, identity: str, subject: str, outcome: str, digest: bytes) -> bytes:
     """What an input adds to the state hash: identity, subject, content and outcome, not where it stood."""
-    return elements(agent, [(identity, subject, outcome, digest)])[0]
+    return elements(agent, [identity], [subject], [outcome], [digest])[0]
 
 
-def elements(agent: str, inputs: Iterable[Counted]) -> list[bytes]:
+def elements(
+    agent: str, identities: list[str], subjects: Iterable[str], outcomes: Iterable[str], digests: list[bytes]
+) -> list[bytes]:
     """The elements of many inputs."""
-    return hashes.blake2b_all(_counted(agent), _elements(inputs), STATE_BYTES)
+    return hashes.blake2b_all(_counted(agent), _elements(identities, subjects, outcomes, digests), STATE_BYTES)
 
 
-def element_sum(agent: str, inputs: Iterable[Counted]) -> bytes:
+def element_sum(
+    agent: str, identities: list[str], subjects: Iterable[str], outcomes: Iterable[str], digests: list[bytes]
+) -> bytes:
     """What many inputs add together."""
-    return _sum(_counted(agent), _elements(inputs))
+    return _sum(_counted(agent), _elements(identities, subjects, outcomes, digests))
 
 
-def _elements(inputs: Iterable[Counted]) -> list[Part]:
-    return [
-        (len(identity), b":", identity, _ending(subject, outcome), digest)
-        for identity, subject, outcome, digest in inputs
-    ]
+def _elements(identities: list[str], subjects: Iterable[str], outcomes: Iterable[str], digests: list[bytes]) -> Columns:
+    endings = list(map(_ending, subjects, outcomes))
+    return (list(map(len, identities)), b":", identities, endings, digests)
 
 
 @lru_cache(maxsize=4096)
@@ -148,26 +148,22 @@ def _counted(text: str) -> str:
 
 def position_element(stream: str, sequence: int, body: bytes) -> bytes:
     """What an input adds to the sum over positions and raw bodies."""
-    return position_elements(stream, [(sequence, body)])[0]
+    return position_elements(stream, [sequence], [body])[0]
 
 
-def position_elements(stream: str, inputs: Iterable[tuple[int, bytes]]) -> list[bytes]:
+def position_elements(stream: str, sequences: list[int], bodies: list[bytes]) -> list[bytes]:
     """The elements of many inputs of one stream."""
-    return hashes.blake2b_all(_counted(stream), _positions(inputs), STATE_BYTES)
+    return hashes.blake2b_all(_counted(stream), (sequences, b":", bodies), STATE_BYTES)
 
 
-def position_sum(stream: str, inputs: Iterable[tuple[int, bytes]]) -> bytes:
+def position_sum(stream: str, sequences: list[int], bodies: list[bytes]) -> bytes:
     """What many inputs of one stream add together."""
-    return _sum(_counted(stream), _positions(inputs))
+    return _sum(_counted(stream), (sequences, b":", bodies))
 
 
-def _positions(inputs: Iterable[tuple[int, bytes]]) -> list[Part]:
-    return [(sequence, b":", body) for sequence, body in inputs]
-
-
-def _sum(begin: str, parts: Sequence[Part]) -> bytes:
-    found = hashes.blake2b_sum(begin, parts)
-    return found if found is not None else add(NO_STATE, hashes.blake2b_all(begin, parts, STATE_BYTES))
+def _sum(begin: str, columns: Columns) -> bytes:
+    found = hashes.blake2b_sum(begin, columns)
+    return found if found is not None else add(NO_STATE, hashes.blake2b_all(begin, columns, STATE_BYTES))
 
 
 def raw_digest(body: bytes) -> bytes:

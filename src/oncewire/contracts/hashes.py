@@ -1,50 +1,51 @@
-"""Many hashes that begin alike, compiled where that was possible. Pure. What a part is, `native.Part` says."""
+"""Many hashes that begin alike, compiled where that was possible. Pure. What is hashed, `native.Columns` says."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from oncewire import native
-from oncewire.native import Part, Piece
+from oncewire.native import Columns, Piece
 
 
-def blake2b_all(begin: str, parts: Sequence[Part], size: int) -> list[bytes]:
-    """The BLAKE2b digests, `size` bytes each, of `begin` with each of the parts behind it."""
+def blake2b_all(begin: str, columns: Columns, size: int) -> list[bytes]:
+    """The BLAKE2b digests, `size` bytes each, of `begin` with each row of the columns behind it."""
     if native.blake2b_all is not None:
         try:
-            return native.blake2b_all(_bytes(begin), parts, size)
+            return native.blake2b_all(_bytes(begin), columns, size)
         except (UnicodeEncodeError, OverflowError):
             pass  # a lone surrogate, or a number of more than 64 bits
-    return _each(_blake2b_begun(begin, size), parts)
+    return _each(_blake2b_begun(begin, size), columns)
 
 
-def blake2b_sum(begin: str, parts: Sequence[Part]) -> bytes | None:
+def blake2b_sum(begin: str, columns: Columns) -> bytes | None:
     """Those of 64 bytes, added up in eight lanes. None: whoever asks must add them."""
     if native.blake2b_sum is None:
         return None
     try:
-        return native.blake2b_sum(_bytes(begin), parts)
+        return native.blake2b_sum(_bytes(begin), columns)
     except (UnicodeEncodeError, OverflowError):
         return None
 
 
-def sha256_all(begin: str, parts: Sequence[Part]) -> list[bytes]:
+def sha256_all(begin: str, columns: Columns) -> list[bytes]:
     if native.sha256_all is not None:
         try:
-            return native.sha256_all(_bytes(begin), parts)
+            return native.sha256_all(_bytes(begin), columns)
         except (UnicodeEncodeError, OverflowError):
             pass
-    return _each(_sha256_begun(begin), parts)
+    return _each(_sha256_begun(begin), columns)
 
 
-def _each(begun: Any, parts: Sequence[Part]) -> list[bytes]:
+def _each(begun: Any, columns: Columns) -> list[bytes]:
+    count = max(len(column) for column in columns if isinstance(column, list))
     found: list[bytes] = []
-    for part in parts:
+    for row in zip(*(one if isinstance(one, list) else repeat(one, count) for one in columns), strict=True):
         hashed = begun.copy()
-        for piece in part if type(part) is tuple else (part,):
+        for piece in row:
             hashed.update(piece if type(piece) is bytes else _bytes(piece))
         found.append(hashed.digest())
     return found

@@ -68,9 +68,7 @@ def effect_ids(tenant: str, workspace: str, agent: str, effects: Sequence[tuple[
     """The ids of many effects of an agent, by the identity of the input and the effect's number."""
     begin = effects_begin(tenant, workspace, agent)
     texts = _texts([identity for identity, _ in effects])
-    digests = hashes.sha256_all(
-        begin, [b",%b,%d]" % (text, index) for text, (_, index) in zip(texts, effects, strict=True)]
-    )
+    digests = hashes.sha256_all(begin, (b",", texts, b",", [index for _, index in effects], b"]"))
     return ["fx." + digest[: _HEX_CHARS // 2].hex() for digest in digests]
 
 
@@ -107,8 +105,7 @@ def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
 
 def content_digests(types: Sequence[str], canonical_payloads: Sequence[bytes]) -> list[bytes]:
     """The digests of many messages, by type and canonical payload."""
-    parts = [payload + _type_ending(type_) for type_, payload in zip(types, canonical_payloads, strict=True)]
-    return hashes.sha256_all('{"payload":', parts)
+    return hashes.sha256_all('{"payload":', (list(canonical_payloads), list(map(_type_ending, types))))
 
 
 @lru_cache(maxsize=1024)

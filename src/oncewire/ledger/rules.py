@@ -46,6 +46,7 @@ from oncewire.contracts.blocks import (
     ranges,
     write_announcement,
 )
+from oncewire.fields import columns, distinct
 
 KEY_BYTES: Final = 16
 RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0)
@@ -141,7 +142,7 @@ def identity_key(agent: str, identity: str) -> bytes:
 
 
 def keys_of_identities(agent: str, identities: Sequence[str]) -> list[bytes]:
-    return hashes.blake2b_all(f"i{len(agent)}:{agent}", identities, KEY_BYTES)
+    return hashes.blake2b_all(f"i{len(agent)}:{agent}", (list(identities),), KEY_BYTES)
 
 
 def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
@@ -150,7 +151,7 @@ def position_key(agent: str, stream: str, created: str, sequence: int) -> bytes:
 
 def keys_of_positions(agent: str, stream: str, created: str, sequences: Sequence[int]) -> list[bytes]:
     head = f"p{len(agent)}:{agent}{len(stream)}:{stream}{len(created)}:{created}"
-    return hashes.blake2b_all(head, sequences, KEY_BYTES)
+    return hashes.blake2b_all(head, (list(sequences),), KEY_BYTES)
 
 
 # ---- sums
@@ -171,7 +172,7 @@ def position_element(entry: Entry) -> bytes:
 
 def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
     """The positions of a block by stream and outcome."""
-    streams = sorted({entry.stream for entry in entries})
+    streams = sorted(set(columns(entries, Entry, "stream")[0]))
     if len(streams) == 1:
         return [_inputs(streams[0], entries, sources[streams[0]])]
     parts = {stream: [entry for entry in entries if entry.stream == stream] for stream in streams}
@@ -179,11 +180,14 @@ def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[I
 
 
 def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
-    outcomes = {entry.outcome for entry in entries}
+    sequences, bodies, outcomes = columns(entries, Entry, "sequence", "body", "outcome")
+    there = distinct(outcomes)
     by_outcome = {
-        outcome: [entry.sequence for entry in entries if entry.outcome is outcome]
+        outcome: sequences
+        if len(there) == 1
+        else [at for at, one in zip(sequences, outcomes, strict=True) if one is outcome]
         for outcome in Outcome
-        if outcome in outcomes
+        if outcome in there
     }
     return Inputs(
         stream,
@@ -191,7 +195,7 @@ def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
         source.consumer,
         source.filters,
         source.start,
-        position_sum(stream, [(entry.sequence, entry.body) for entry in entries]).hex(),
+        position_sum(stream, sequences, bodies).hex(),
         **{outcome.value: ranges(sequences) for outcome, sequences in by_outcome.items()},
         listed=[(one.sequence, one.identity, one.digest.hex()) for one in entries] if source.is_work_queue else [],
         subjects=_listed_subjects(entries) if source.is_work_queue else [],
@@ -228,23 +232,26 @@ class Summed(NamedTuple):
 
 
 def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
-    counted = [
-        (entry.identity, entry.subject, entry.outcome, entry.digest)
-        for entry in content.entries
-        if entry.outcome in COUNTED
-    ]
+    counted = _counted(content.entries)
     return Summed(
         inputs_of(content.entries, sources),
-        [effect.id for effect in content.effects],
-        element_sum(ledger.name, counted),
+        columns(content.effects, Sending, "id")[0],
+        element_sum(ledger.name, *columns(counted, Entry, "identity", "subject", "outcome", "digest")),
         targets_of(content.effects),
         [(one.stream, one.created, one.settled) for one in sources.values() if one.settled],
     )
 
 
+def _counted(entries: list[Entry]) -> list[Entry]:
+    (outcomes,) = columns(entries, Entry, "outcome")
+    if all(one in COUNTED for one in distinct(outcomes)):
+        return entries
+    return [entry for entry in entries if entry.outcome in COUNTED]
+
+
 def targets_of(effects: Sequence[Sending]) -> dict[str, Ranges]:
     """By stream the places of the effects that go there."""
-    streams = [effect.stream for effect in effects]
+    (streams,) = columns(effects, Sending, "stream")
     names = sorted(set(streams))
     if len(names) == 1:
         return {names[0]: [(0, len(streams) - 1)]}

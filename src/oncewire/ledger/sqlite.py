@@ -23,10 +23,11 @@ import msgspec
 from oncewire.contracts import blocks
 from oncewire.contracts.blocks import Confirmed, Ranges
 from oncewire.errors import Refused, Unavailable
+from oncewire.fields import columns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.processes import is_alive, machine
-from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
+from oncewire.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Source
 from oncewire.ledger.sqlite_checkpoints import Checkpoints
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
@@ -252,15 +253,15 @@ class SqliteStore:
             db = self._inside()
             block = rules.summed(self._ledger, content, sources)
             after, announcement = rules.next_block(self._ledger, self.head(), block, self.confirmed())
-            keys = [entry.key for entry in content.entries]
+            (keys,) = columns(content.entries, Entry, "key")
             size = (len(content.entries), len(content.effects))
-            columns = (b"".join(keys), rules.pack(content), announcement)
+            row = (b"".join(keys), rules.pack(content), announcement)
             db.execute(
                 "INSERT INTO ledger_blocks (chain, number, entries, effects, keys, content, announcement)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                (self._chain, after.number, *size, *columns),
+                (self._chain, after.number, *size, *row),
             )
-            self._bytes += sum(map(len, columns))
+            self._bytes += sum(map(len, row))
             db.execute(
                 "UPDATE ledger_chains SET number = ?, hash = ?, state = ? WHERE chain = ?", (*after, self._chain)
             )

@@ -9,23 +9,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 Piece = bytes | str | int
-Part = Piece | tuple[Piece, ...]
-"""What is hashed: bytes, text (as UTF-8), a whole number (in decimal), or a tuple of those, one behind the other."""
+"""What is hashed: bytes, text (as UTF-8), a whole number (in decimal)."""
+Columns = tuple[list[Any] | bytes, ...]
+"""Lists of pieces, or the one piece that stands in all rows; a row is hashed one piece behind the other."""
 
 try:
     from oncewire.native import core as _core  # type: ignore[attr-defined]  # mypy does not read C
 except ImportError:
     _core = None
 
+columns: Callable[[Sequence[Any], type, tuple[str, ...]], list[list[Any]] | None] | None
+columns = getattr(_core, "columns", None)
 deliveries: Callable[[Any, bytes, Any], int] | None = getattr(_core, "deliveries", None)
 gather: Callable[[Any, Any, Any, Any, Any], None] | None = getattr(_core, "gather", None)
 messages: Callable[[bytes, int, Callable[..., Any], list[Any]], int] | None = getattr(_core, "messages", None)
 replies: Callable[..., list[Any] | None] | None = getattr(_core, "replies", None)
 envelopes: Callable[..., tuple[list[Any], list[int]]] | None = getattr(_core, "envelopes", None)
 frames: Callable[..., tuple[list[bytes], int] | None] | None = getattr(_core, "frames", None)
-blake2b_all: Callable[[bytes, Sequence[Part], int], list[bytes]] | None = getattr(_core, "blake2b_all", None)
-blake2b_sum: Callable[[bytes, Sequence[Part]], bytes] | None = getattr(_core, "blake2b_sum", None)
+blake2b_all: Callable[[bytes, Columns, int], list[bytes]] | None = getattr(_core, "blake2b_all", None)
+blake2b_sum: Callable[[bytes, Columns], bytes] | None = getattr(_core, "blake2b_sum", None)
 
 # Only where the processor has instructions for SHA-256: elsewhere OpenSSL is quicker.
-sha256_all: Callable[[bytes, Sequence[Part]], list[bytes]] | None = getattr(_core, "sha256_all", None)
+sha256_all: Callable[[bytes, Columns], list[bytes]] | None = getattr(_core, "sha256_all", None)
 caused: Callable[..., list[Any] | None] | None = getattr(_core, "caused", None)

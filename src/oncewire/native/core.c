@@ -17,6 +17,7 @@ No function keeps anything between calls, and none writes outside of what it all
 
 #include "lines.h"
 #include "text.h"
+#include "fields.h"
 
 #include "hashes.h"
 #include "incoming.h"
@@ -24,6 +25,7 @@ No function keeps anything between calls, and none writes outside of what it all
 #include "envelopes.h"
 
 static PyMethodDef methods[] = {
+    {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, columns_doc},
     {"envelopes", (PyCFunction)(void (*)(void))envelopes, METH_FASTCALL, envelopes_doc},
     {"frames", (PyCFunction)(void (*)(void))frames, METH_FASTCALL, frames_doc},
     {"replies", (PyCFunction)(void (*)(void))replies, METH_FASTCALL, replies_doc},

@@ -208,7 +208,7 @@ static void sha256(Bytes text, size_t size, unsigned char digest[SHA_BYTES])
 
 /* ---- many hashes in one call */
 
-/* All parts of a sequence in one text, each behind what all begin with, and where each ends. */
+/* All that is hashed in one text, and where each ends: what all begin with, then what stands in its row of the columns. */
 typedef struct {
     Text text;
     size_t *ends;
@@ -221,23 +221,46 @@ static void free_parts(Parts *parts)
     PyMem_Free(parts->ends);
 }
 
-static int read_parts(const Py_buffer *begin, PyObject *given, Parts *parts)
+/* How many rows the lists among the columns have. -1 when they differ, or there is none. */
+static Py_ssize_t rows_of(PyObject *columns)
+{
+    Py_ssize_t count = -1;
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(columns); n++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, n);
+        if (!PyList_CheckExact(column))
+            continue;
+        if (count >= 0 && PyList_GET_SIZE(column) != count)
+            return -1;
+        count = PyList_GET_SIZE(column);
+    }
+    return count;
+}
+
+static int append_row(Text *text, PyObject *columns, Py_ssize_t row)
+{
+    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(columns); n++) {
+        PyObject *column = PyTuple_GET_ITEM(columns, n);
+        if (!append_piece(text, PyList_CheckExact(column) ? PyList_GET_ITEM(column, row) : column))
+            return 0;
+    }
+    return 1;
+}
+
+static int read_parts(const Py_buffer *begin, PyObject *columns, Parts *parts)
 {
     *parts = (Parts){{NULL, 0, 0}, NULL, 0};
-    PyObject *sequence = PySequence_Fast(given, "parts must be a sequence");
-    if (sequence == NULL)
+    if (!PyTuple_CheckExact(columns) || (parts->count = rows_of(columns)) < 0) {
+        PyErr_SetString(PyExc_ValueError, "a tuple of columns, of which some are lists of one length");
         return 0;
-    parts->count = PySequence_Fast_GET_SIZE(sequence);
+    }
     parts->ends = PyMem_New(size_t, parts->count + 1);
     int is_good = parts->ends != NULL;
     if (!is_good)
         PyErr_NoMemory();
     for (Py_ssize_t n = 0; is_good && n < parts->count; n++) {
-        is_good = append(&parts->text, begin->buf, begin->len)
-                  && append_part(&parts->text, PySequence_Fast_GET_ITEM(sequence, n));
+        is_good = append(&parts->text, begin->buf, begin->len) && append_row(&parts->text, columns, n);
         parts->ends[n] = parts->text.size;
     }
-    Py_DECREF(sequence);
     if (!is_good)
         free_parts(parts);
     return is_good;
@@ -303,9 +326,9 @@ static PyObject *list_of(const unsigned char *digests, Py_ssize_t count, Py_ssiz
 }
 
 PyDoc_STRVAR(blake2b_all_doc,
-    "blake2b_all(begin, parts, size) -> list\n\n"
-    "The digest of `begin` with each of the parts behind it. A part is bytes, text (as UTF-8), a whole number from 0 on\n"
-    "(in decimal), or a tuple of those, one behind the other.");
+    "blake2b_all(begin, columns, size) -> list\n\n"
+    "The digest of `begin` with each row of the columns behind it. A column is a list of pieces or one piece for all rows,\n"
+    "a piece is bytes, text (as UTF-8), or a whole number from 0 on (in decimal).");
 
 static PyObject *blake2b_all(PyObject *module, PyObject *args)
 {
@@ -336,7 +359,7 @@ static PyObject *blake2b_all(PyObject *module, PyObject *args)
 }
 
 PyDoc_STRVAR(blake2b_sum_doc,
-    "blake2b_sum(begin, parts) -> bytes\n\n"
+    "blake2b_sum(begin, columns) -> bytes\n\n"
     "The digests of 64 bytes that `blake2b_all` would give, added up in eight lanes of 64 bits.");
 
 static PyObject *blake2b_sum(PyObject *module, PyObject *args)
@@ -360,7 +383,7 @@ static PyObject *blake2b_sum(PyObject *module, PyObject *args)
 }
 
 #ifdef HAS_SHA
-PyDoc_STRVAR(sha256_all_doc, "sha256_all(begin, parts) -> list\n\nAs blake2b_all, with SHA-256.");
+PyDoc_STRVAR(sha256_all_doc, "sha256_all(begin, columns) -> list\n\nAs blake2b_all, with SHA-256.");
 
 static PyObject *sha256_all(PyObject *module, PyObject *args)
 {

@@ -1,31 +1,5 @@
 /* What an agent sends: effects become messages, messages become frames. */
 
-/* ---- fields of a Struct, at their places in memory */
-
-/* Where each of these fields stands in the objects of a type, all of which hold objects there. 0: not as expected. */
-static int places_of(PyObject *type, const char *const names[], int count, Py_ssize_t places[])
-{
-    for (int n = 0; n < count; n++) {
-        PyObject *found = PyObject_GetAttrString(type, names[n]);
-        if (found == NULL) {
-            PyErr_Clear();
-            return 0;
-        }
-        int is_good = Py_IS_TYPE(found, &PyMemberDescr_Type)
-                      && ((PyMemberDescrObject *)found)->d_member->type == T_OBJECT_EX;
-        places[n] = is_good ? ((PyMemberDescrObject *)found)->d_member->offset : 0;
-        Py_DECREF(found);
-        if (!is_good)
-            return 0;
-    }
-    return 1;
-}
-
-static inline PyObject *field(PyObject *object, Py_ssize_t place)
-{
-    return *(PyObject **)((char *)object + place);
-}
-
 /* Text that is borrowed, mostly of ASCII alone. */
 typedef struct {
     const char *data;

@@ -55,16 +55,6 @@ static int append_piece(Text *text, PyObject *piece)
             return 0;
         return append_number(text, value);
     }
-    PyErr_SetString(PyExc_TypeError, "a part is bytes, text, a whole number, or a tuple of those");
+    PyErr_SetString(PyExc_TypeError, "a piece is bytes, text or a whole number");
     return 0;
-}
-
-static int append_part(Text *text, PyObject *part)
-{
-    if (!PyTuple_CheckExact(part))
-        return append_piece(text, part);
-    for (Py_ssize_t n = 0; n < PyTuple_GET_SIZE(part); n++)
-        if (!append_piece(text, PyTuple_GET_ITEM(part, n)))
-            return 0;
-    return 1;
 }

@@ -255,7 +255,7 @@ def digests(subject: Any, lines: Any, payload: Any) -> Any:
     edges, values = contents(whole)
     content = values.tobytes()
     rows = [content[first:end] for first, end in pairwise(edges.tolist())]
-    made = b"".join(hashes.blake2b_all("", rows, DIGEST_BYTES))
+    made = b"".join(hashes.blake2b_all("", (rows,), DIGEST_BYTES))
     return fixed_width(np.frombuffer(made, np.uint8).reshape(count, DIGEST_BYTES))
 
 

@@ -438,15 +438,15 @@ class Bucket:
         """What each input adds to the state."""
         is_counted = _COUNTED[outcome]
         rows, taken = self._rows, pa.array(row[is_counted])
-        inputs = zip(
+        elements = blocks.elements(
+            agent,
             pc.fill_null(rows.identity.take(taken), "").to_pylist(),
             rows.subject.take(taken).to_pylist(),
             [OUTCOMES[how] for how in outcome[is_counted].tolist()],
             pc.fill_null(rows.digest.take(taken), b"").to_pylist(),
-            strict=True,
         )
         states = np.zeros((len(row), LANES), "<u8")
-        states[is_counted] = lanes_of(blocks.elements(agent, inputs))
+        states[is_counted] = lanes_of(elements)
         return states
 
 

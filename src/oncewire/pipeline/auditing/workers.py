@@ -353,7 +353,7 @@ class Narrow:
                 mine.setdefault(places[at][0], []).append(at)
         found: dict[int, bytes] = {}
         for stream, rows in mine.items():
-            made = blocks.position_elements(stream, ((sequences[at], bodies[at]) for at in rows))
+            made = blocks.position_elements(stream, [sequences[at] for at in rows], [bodies[at] for at in rows])
             found |= dict(zip(rows, made, strict=True))
         return found
 

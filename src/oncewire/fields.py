@@ -1,0 +1,22 @@
+"""Many objects at once: their fields as columns, and which different ones there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from oncewire import native
+
+T = TypeVar("T")
+
+
+def columns(objects: Sequence[Any], kind: type, *names: str) -> list[list[Any]]:
+    """By name what the objects hold there. Quick where all are of this kind, a Struct."""
+    if native.columns is not None and (found := native.columns(objects, kind, names)) is not None:
+        return found
+    return [[getattr(one, name) for one in objects] for name in names]
+
+
+def distinct(values: Sequence[T]) -> list[T]:
+    """Each object once, in the order in which they come first. Asks none for its hash: those of enums take long."""
+    return list(dict(zip(map(id, values), values, strict=True)).values())
