@@ -15,7 +15,7 @@ import msgspec
 
 from oncewire import native
 from oncewire.agent import outflow
-from oncewire.agent.outflow import Outflow, outgoing_of
+from oncewire.agent.outflow import Outflow, outgoing
 from oncewire.agent.ways import Ways
 from oncewire.contracts import ids
 from oncewire.jetstream import Client, Outgoing, Pull
@@ -91,7 +91,7 @@ def publish_before_commit(store: type, at: Points) -> None:
     def append(original: Any, self: Any, content: Any, *args: Any) -> Any:
         appended = original(self, content, *args)
         if content.effects:
-            sending = known["client"].publish_many([outgoing_of(one) for one in content.effects])
+            sending = known["client"].publish_many(outgoing(content.effects))
             asyncio.run_coroutine_threadsafe(sending, known["loop"]).result(10)
             at("swapped")
         return appended

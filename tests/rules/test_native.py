@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from oncewire import native
 from oncewire.agent.effects import Effect, Plain, finished, plain_of, sending_of
-from oncewire.agent.outflow import outgoing_of
+from oncewire.agent.outflow import outgoing
 from oncewire.contracts import blocks, hashes, runtime
 from oncewire.contracts.codec import BODY_BYTES_MAX
 from oncewire.contracts.ids import Origin, effects_begin
@@ -368,8 +368,7 @@ def test_ordinary_messages_take_the_compiled_way() -> None:
     made = native.caused([plain], begin, Sending, Plain, Input, RuntimeEnvelope)
     assert made == finished(LEDGER, [plain])  # type: ignore[list-item]
     assert made
-    out = [outgoing_of(one) for one in made]
-    assert native.frames(out, Outgoing, b"evt.default.w.x", [""], [""], 1) is not None
+    assert native.frames(outgoing(made), Outgoing, b"evt.default.w.x", [""], [""], 1) is not None
     read = native.replies([HEAD + b".1.2.3.4.5"], HEAD + b".", Delivery, "ORDERS", "biller")
     assert read == [parse_reply(HEAD + b".1.2.3.4.5")]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from oncewire.agent.ways import TRIAL, Ways
 from oncewire.errors import OncewireError, Refused
+from oncewire.fields import distinct
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream.publish import Outcome
 
@@ -64,7 +65,7 @@ class Exit:
     async def _send(self, messages: Sequence[Outgoing], *, is_atomic: bool) -> list[Outcome]:
         ways, began = self._ways, time.monotonic()
         outcomes = await (self._client.publish_all(messages) if is_atomic else self._ingest(messages))
-        if all(isinstance(outcome, PubAck) for outcome in outcomes):
+        if all(isinstance(outcome, PubAck) for outcome in distinct(outcomes)):
             ways.learn(len(messages), (time.monotonic() - began) * 1e6, is_atomic=is_atomic)
         return outcomes
 

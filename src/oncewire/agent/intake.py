@@ -27,6 +27,7 @@ from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.subjects import overlaps
 from oncewire.errors import NotConnected, OncewireError, Unavailable
+from oncewire.fields import columns
 from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Delivery, parse_replies
@@ -144,7 +145,7 @@ class Intake:
     def take_in(self, messages: list[Message]) -> None:
         """What was delivered, or found in the stream after the server had given it up."""
         if messages:
-            replies = [one.reply for one in messages]
+            (replies,) = columns(messages, Message, "reply")
             deliveries = parse_replies(replies)
             token = self.commits.keepalive.watch_all(replies, deliveries)
             self.reached = max(self.reached, deliveries[-1].sequence)
@@ -297,9 +298,11 @@ class Intake:
 
     async def _sort_out(self, items: list[Item]) -> tuple[list[Item], list[Item]]:
         """Those that may run together, and those that must run alone, the most suspicious last."""
-        again = [item for item in items if item.delivery.deliveries > 1 or self.is_careful]
-        if not again:
+        (places,) = columns(items, Item, "delivery")
+        (deliveries,) = columns(places, Delivery, "deliveries")
+        if not self.is_careful and max(deliveries, default=1) == 1:
             return items, []
+        again = [item for item in items if item.delivery.deliveries > 1 or self.is_careful]
         found: list[tuple[dict[bytes, str], set[bytes]]] = []
         if not await self.commits.insist(lambda: found.append(self._look_up(again))):
             return [item for item in items if item not in again], []  # it stops: they come back

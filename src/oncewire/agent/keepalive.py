@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from oncewire.errors import OncewireError
+from oncewire.fields import columns
 from oncewire.jetstream import Client, Options
 from oncewire.jetstream.options import DEFAULT_INBOX_PREFIX
 from oncewire.jetstream.protocol import encode_acks
@@ -94,7 +95,8 @@ class KeepAlive:
         """The same for what came together from one consumer. Mostly that is a run of sequences, and its ends say it."""
         first, count = deliveries[0].sequence, len(deliveries)
         head = replies[0].rsplit(b".", 5)[0]
-        if head.count(b".") != _HEAD_DOTS or [one.sequence for one in deliveries] != list(range(first, first + count)):
+        (sequences,) = columns(deliveries, Delivery, "sequence")
+        if head.count(b".") != _HEAD_DOTS or sequences != list(range(first, first + count)):
             return self.watch(replies)
         return self._watch(b"r", [head, b"%d" % first, b"%d" % count])
 

@@ -17,6 +17,7 @@ from typing import Any
 from oncewire.agent.exits import Exit
 from oncewire.contracts import blocks, subjects
 from oncewire.errors import ContractViolation
+from oncewire.fields import columns, distinct
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
 from oncewire.jetstream.lookup import find_ids
@@ -88,8 +89,10 @@ class Targets:
         connection.check_size(len(sending.payload) + headers + OWN_HEADERS, reserve_of(sending.subject))
 
 
-def outgoing_of(sending: Sending) -> Outgoing:
-    return Outgoing(sending.subject, sending.payload, sending.id, sending.headers, traceparent=sending.trace)
+def outgoing(sendings: Sequence[Sending]) -> list[Outgoing]:
+    fields = columns(sendings, Sending, "subject", "payload", "id", "headers", "trace")
+    no_stream, no_sequence = itertools.repeat(""), itertools.repeat(None)
+    return list(map(Outgoing, *fields[:4], no_stream, no_sequence, no_sequence, fields[4]))
 
 
 class Outflow:
@@ -118,12 +121,13 @@ class Outflow:
         return marks, next((error for _, error in parts if error), "")
 
     async def _part(self, block: int, everything: list[Sending], indexes: list[int]) -> tuple[list[Mark], str]:
-        messages = [outgoing_of(everything[index]) for index in indexes]
+        messages = outgoing([everything[index] for index in indexes])
         outcomes = await self._way_of(everything[indexes[0]].stream, len(messages))(messages)
         is_one_run = indexes[-1] - indexes[0] + 1 == len(indexes)
         last = outcomes[-1]
-        acks = [outcome for outcome in outcomes if isinstance(outcome, PubAck)]
-        if is_one_run and isinstance(last, PubAck) and len(acks) == len(outcomes):
+        different = distinct(outcomes)
+        acks = [outcome for outcome in different if isinstance(outcome, PubAck)]
+        if is_one_run and isinstance(last, PubAck) and len(acks) == len(different):
             highest = max([ack.sequence for ack in acks])
             self._targets.last[last.stream] = max(self._targets.last.get(last.stream, 0), highest)
             return [Mark(block, indexes[0], indexes[-1], last.stream, highest)], ""
@@ -164,7 +168,7 @@ class Outflow:
             found = await self._find([everything[index] for index in old], block.content.targets)
             outcomes |= {index: found[everything[index].id] for index in old if everything[index].id in found}
         rest = [index for index in open_ if index not in outcomes]
-        acks = await self._client.publish_many([outgoing_of(everything[index]) for index in rest])
+        acks = await self._client.publish_many(outgoing([everything[index] for index in rest]))
         return self.marks(block.number, everything, outcomes | dict(zip(rest, acks, strict=True)))
 
     def _is_forgotten(self, stream: str, sent_ms: int, now_ms: int) -> bool:

@@ -18,6 +18,7 @@ from oncewire.contracts.headers import Headers
 from oncewire.contracts.message import ActorKind, MessageEnvelope
 from oncewire.contracts.runtime import Actor, PrincipalType, RuntimeEnvelope, SecurityContext
 from oncewire.errors import ContractViolation
+from oncewire.fields import columns
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -48,20 +49,22 @@ def read_complete(body: bytes, subject: str) -> Input | None:
 
 def read_all_complete(bodies: Sequence[bytes], subjects_: Sequence[str]) -> list[Input | None]:
     """What `read_complete` gives for each, at half the cost."""
-    places = {at: address for at, subject in enumerate(subjects_) if (address := _address(subject)) is not None}
-    is_all = len(places) == len(bodies)
-    found, payloads = runtime.open_all_complete(
-        bodies if is_all else [bodies[at] for at in places], list(places.values())
-    )
-    there = [envelope for envelope in found if envelope is not None]
-    digests = ids.content_digests([envelope.type for envelope in there], payloads)
-    identities = ids.key_identities([envelope.idempotency_key for envelope in there])
-    whole = list(map(Input, there, identities, digests))
-    if len(whole) == len(bodies):
-        return [*whole]
-    inputs = iter(whole)
-    by_place = {at: next(inputs) if one is not None else None for at, one in zip(places, found, strict=True)}
+    addresses: list[Any] = list(map(_address, subjects_))
+    if all(addresses):
+        found, payloads = runtime.open_all_complete(bodies, addresses)
+        if all(found):
+            return [*_whole(found, payloads)]
+        inputs = iter(_whole([one for one in found if one is not None], payloads))
+        return [next(inputs) if one is not None else None for one in found]
+    there = [at for at, address in enumerate(addresses) if address is not None]
+    some = read_all_complete([bodies[at] for at in there], [subjects_[at] for at in there])
+    by_place = dict(zip(there, some, strict=True))
     return [by_place.get(at) for at in range(len(bodies))]
+
+
+def _whole(envelopes: Sequence[Any], payloads: Sequence[bytes]) -> list[Input]:
+    types, keys = columns(envelopes, RuntimeEnvelope, "type", "idempotency_key")
+    return list(map(Input, envelopes, ids.key_identities(keys), ids.content_digests(types, payloads)))
 
 
 @lru_cache(maxsize=4096)

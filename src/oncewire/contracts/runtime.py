@@ -35,6 +35,7 @@ from oncewire.contracts.codec import (
 )
 from oncewire.contracts.message import Id, Name, Payload, check_printable
 from oncewire.errors import ContractViolation
+from oncewire.fields import columns
 
 VERSION: Literal["1.0"] = "1.0"
 NAME = "RuntimeEnvelope"
@@ -171,7 +172,8 @@ def open_all_complete(
         closer = _read_complete([bodies[at] for at in left], [addresses[at] for at in left])
         for at, envelope in zip(left, closer, strict=True):
             complete[at] = envelope
-    return complete, canonical.of_all_plain([envelope.payload for envelope in complete if envelope is not None])
+    there = complete if all(complete) else [envelope for envelope in complete if envelope is not None]
+    return complete, canonical.of_all_plain(columns(there, RuntimeEnvelope, "payload")[0])
 
 
 def _read_plain(

@@ -359,4 +359,5 @@ def encode_pub(subject: bytes, reply: bytes, payload: bytes, header: bytes = b""
 def encode_acks(replies: Iterable[bytes], verb: bytes = b"+ACK") -> bytes:
     """Many settlements in one write: the same verb for each reply subject."""
     tail = b" %d\r\n%b\r\n" % (len(verb), verb)
-    return b"".join([b"PUB " + reply + tail for reply in replies])
+    joined = (tail + b"PUB ").join(replies)
+    return b"PUB " + joined + tail if joined else b""

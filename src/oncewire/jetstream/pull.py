@@ -38,6 +38,7 @@ from oncewire.errors import (
     TooLarge,
     Unavailable,
 )
+from oncewire.fields import columns
 from oncewire.jetstream import protocol
 from oncewire.jetstream.options import State
 from oncewire.jetstream.protocol import Message
@@ -473,7 +474,8 @@ class Pull:
 
     def settle(self, messages: Iterable[Message], verb: bytes) -> None:
         """Unconfirmed. Raises NotConnected when there is no server: the messages come back."""
-        data = protocol.encode_acks([message.reply for message in messages], verb)
+        (replies,) = columns(list(messages), Message, "reply")
+        data = protocol.encode_acks(replies, verb)
         if data:
             self._connection.write(data)
 
