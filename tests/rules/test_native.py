@@ -306,7 +306,7 @@ def test_each_message_has_its_own_members_where_the_next_producer_differs() -> N
 
 
 def test_columns_are_read_alike() -> None:
-    objects = [Delivery("S", "c", 1, n, n, b"1", b"2") for n in range(3)]
+    objects = [Delivery("S", "c", 1, n, n, b"$JS.ACK.S.c.1.1.1.1.1") for n in range(3)]
     compiled, plain = both(lambda: columns(objects, Delivery, "stream", "sequence", "consumer_sequence"))
     assert plain == compiled == [["S"] * 3, [0, 1, 2], [1] * 3]
     odd: list[Any] = [objects[0], SimpleNamespace(stream=5)]

@@ -79,8 +79,14 @@ class Item(msgspec.Struct, frozen=True, gc=False):
         return self.message.headers
 
 
-_Ended = tuple[Item, Outcome, bytes, str, int]
-"""How an input ended, before it is written: with its key, the error, and how many effects it has."""
+class _Ended(msgspec.Struct, frozen=True, gc=False):
+    """How an input ended, before it is written: with its key, the error, and how many effects it has."""
+
+    item: Item
+    outcome: Outcome
+    key: bytes
+    error: str
+    effects: int
 
 
 class Worked(NamedTuple):
@@ -256,7 +262,9 @@ class GroupCommit:
         if not self._outcomes:
             return
         out = self.out
-        items, outcomes, keys, errors, effects = zip(*self._outcomes, strict=True)
+        items, outcomes, keys, errors, effects = columns(
+            self._outcomes, _Ended, "item", "outcome", "key", "error", "effects"
+        )
         messages, places, inputs, subjects_, at_keys = columns(
             items, Item, "message", "delivery", "input", "subject", "at_key"
         )
@@ -369,7 +377,7 @@ class GroupCommit:
         else:
             if work.is_open:
                 work.finish(is_good=True)  # an error here is the store's, not the handler's
-            self._outcomes.append((item, Outcome.DONE, item.key, "", len(self.sendings) - start))
+            self._outcomes.append(_Ended(item, Outcome.DONE, item.key, "", len(self.sendings) - start))
             if not self._is_fresh:
                 self._now[item.key] = input_.digest
                 self._here.add(item.at_key)
@@ -445,7 +453,7 @@ class GroupCommit:
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
-        self._outcomes.append((item, outcome, key, error, effects))
+        self._outcomes.append(_Ended(item, outcome, key, error, effects))
         self._here.add(item.at_key)
 
     def _count(self, what: str) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item
 from oncewire.agent.handlers import Handler, find_handler
@@ -25,6 +27,13 @@ SUBJECTS_MAX = 10_000
 _REPLAY_FOR = names.REPLAY_FOR.encode()
 
 
+class Known(msgspec.Struct, frozen=True):
+    """A subject that was seen before, and who handles it."""
+
+    subject: str
+    handler: Handler | None
+
+
 class Reading:
     """Reads the messages of one agent's streams."""
 
@@ -35,7 +44,7 @@ class Reading:
         self._created_ns = {
             stream: parse_time_ns(source.created.partition(INCARNATION)[0]) for stream, source in sources.items()
         }
-        self._known: dict[bytes, tuple[str, Handler | None]] = {}
+        self._known: dict[bytes, Known] = {}
 
     def read(self, messages: list[Message]) -> list[Item]:
         return self.read_delivered(messages, parse_replies([message.reply for message in messages]))
@@ -46,7 +55,7 @@ class Reading:
             return []
         names_, bodies, headers = columns(messages, Message, "subject_raw", "payload", "header_raw")
         known = [self._known.get(name) or self._look_up(one) for name, one in zip(names_, messages, strict=True)]
-        subjects, handlers = zip(*known, strict=True)
+        subjects, handlers = columns(known, Known, "subject", "handler")
         whole = read_all_complete(bodies, subjects)
         at_keys = self._position_keys(deliveries)
         keys = self._identity_keys(whole)
@@ -103,9 +112,9 @@ class Reading:
         origin = ids.Origin(stream, self._created_ns[stream], delivery.sequence, delivery.timestamp_ns)
         return read_closely(message.payload, subject=subject, origin=origin, carried=message.headers)
 
-    def _look_up(self, message: Message) -> tuple[str, Handler | None]:
+    def _look_up(self, message: Message) -> Known:
         subject = message.subject
-        found = (subject, find_handler(self._handlers, subject))
+        found = Known(subject, find_handler(self._handlers, subject))
         if len(self._known) < SUBJECTS_MAX:
             self._known[message.subject_raw] = found
         return found

@@ -69,16 +69,15 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     deliveries: int
     sequence: int
     timestamp_ns: int
-    _consumer_sequence: bytes
-    _pending: bytes
+    _reply: bytes
 
     @property
     def consumer_sequence(self) -> int:
-        return _number(self._consumer_sequence)
+        return _number(_numbers(self._reply)[2])
 
     @property
     def pending(self) -> int:
-        return _number(self._pending)
+        return _number(_numbers(self._reply)[4])
 
 
 _CONSUMERS: dict[bytes, tuple[str, str]] = {}
@@ -94,10 +93,16 @@ def parse_reply(reply: bytes) -> Delivery:
     if known is None:
         known, tokens = _look_closer(reply)
     try:
-        deliveries, sequence, consumer_sequence, timestamp_ns, pending = tokens
-        return Delivery(*known, int(deliveries), int(sequence), int(timestamp_ns), consumer_sequence, pending)
+        deliveries, sequence, _, timestamp_ns, _ = tokens
+        return Delivery(*known, int(deliveries), int(sequence), int(timestamp_ns), reply)
     except ValueError:
         raise _no_delivery(reply) from None
+
+
+def _numbers(reply: bytes) -> list[bytes]:
+    """Deliveries, stream sequence, consumer sequence, time, pending."""
+    head, *tokens = reply.rsplit(b".", 5)
+    return tokens if head in _CONSUMERS else _look_closer(reply)[1]
 
 
 def parse_replies(replies: list[bytes]) -> list[Delivery]:
@@ -113,7 +118,7 @@ def parse_replies(replies: list[bytes]) -> list[Delivery]:
             tokens = b".".join(rest).split(b".")
             numbers = (map(int, tokens[at::5]) for at in (0, 1, 3))
             with contextlib.suppress(ValueError):
-                return list(map(Delivery, repeat(known[0]), repeat(known[1]), *numbers, tokens[2::5], tokens[4::5]))
+                return list(map(Delivery, repeat(known[0]), repeat(known[1]), *numbers, replies))
     return [parse_reply(reply) for reply in replies]
 
 

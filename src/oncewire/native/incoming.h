@@ -214,8 +214,8 @@ static PyObject *messages(PyObject *module, PyObject *const *args, Py_ssize_t na
 
 PyDoc_STRVAR(replies_doc,
     "replies(replies, begin, make, stream, consumer) -> list | None\n\n"
-    "make(stream, consumer, deliveries, sequence, timestamp_ns, consumer sequence, pending) for each reply, the last two as\n"
-    "bytes. None when one of them is not `begin` and five numbers joined by dots.");
+    "make(stream, consumer, deliveries, sequence, timestamp_ns, reply) for each reply. None when one of them is not `begin`\n"
+    "and five numbers joined by dots.");
 
 static PyObject *replies(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -235,13 +235,11 @@ static PyObject *replies(PyObject *module, PyObject *const *args, Py_ssize_t nar
                  || memcmp(PyBytes_AS_STRING(reply), begin, begin_size) != 0;
         if (is_odd)
             break;
-        Bytes at = (Bytes)PyBytes_AS_STRING(reply) + begin_size, starts[5], ends[5];
+        Bytes at = (Bytes)PyBytes_AS_STRING(reply) + begin_size;
         Bytes end = (Bytes)PyBytes_AS_STRING(reply) + PyBytes_GET_SIZE(reply);
         int64_t numbers[5];
         for (int m = 0; m < 5 && !is_odd; m++) {
-            starts[m] = at;
             numbers[m] = number_at(&at, end, NUMBER_DIGITS_MAX);
-            ends[m] = at;
             is_odd = numbers[m] < 0 || (m < 4 ? !takes(&at, end, '.') : at != end);
         }
         if (is_odd)
@@ -250,16 +248,14 @@ static PyObject *replies(PyObject *module, PyObject *const *args, Py_ssize_t nar
             Py_XSETREF(deliveries, PyLong_FromLongLong(numbers[0]));
             last_deliveries = numbers[0];
         }
-        PyObject *parts[7] = {
-            args[3], args[4], deliveries, PyLong_FromLongLong(numbers[1]), PyLong_FromLongLong(numbers[3]),
-            PyBytes_FromStringAndSize((const char *)starts[2], ends[2] - starts[2]),
-            PyBytes_FromStringAndSize((const char *)starts[4], ends[4] - starts[4]),
+        PyObject *parts[6] = {
+            args[3], args[4], deliveries, PyLong_FromLongLong(numbers[1]), PyLong_FromLongLong(numbers[3]), reply,
         };
         PyObject *made = NULL;
-        if (deliveries && parts[3] && parts[4] && parts[5] && parts[6])
-            made = PyObject_Vectorcall(args[2], parts, 7, NULL);
-        for (int m = 3; m < 7; m++)
-            Py_XDECREF(parts[m]);
+        if (deliveries && parts[3] && parts[4])
+            made = PyObject_Vectorcall(args[2], parts, 6, NULL);
+        Py_XDECREF(parts[3]);
+        Py_XDECREF(parts[4]);
         if (made == NULL)
             Py_CLEAR(found);
         else
