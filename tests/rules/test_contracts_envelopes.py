@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from oncewire.contracts import broker, headers, ids, inputs, message, realtime, runtime, schemas, trace
 from oncewire.errors import ContractViolation, UnsupportedVersion
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 ID = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(str.isprintable)
 TOKEN = st.from_regex(r"\A[A-Za-z0-9_-]{1,20}\Z")
