@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from oncewire import native
@@ -14,7 +15,7 @@ def columns(objects: Sequence[Any], kind: type, *names: str) -> list[list[Any]]:
     """By name what the objects hold there. Quick where all are of this kind, a Struct."""
     if native.columns is not None and (found := native.columns(objects, kind, names)) is not None:
         return found
-    return [[getattr(one, name) for one in objects] for name in names]
+    return [list(map(attrgetter(name), objects)) for name in names]
 
 
 def distinct(values: Sequence[T]) -> list[T]:

@@ -343,6 +343,27 @@ def caused(draw: Any) -> Plain:
     return plain
 
 
+@given(
+    st.recursive(
+        st.one_of(odd_values, st.text(max_size=4), st.floats(), st.integers(-(2**54), 2**54), st.just("\ud800")),
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2), st.tuples(inner)
+        ),
+        max_leaves=6,
+    )
+)
+@example([[[[[1]]]]])
+@example([[[[1]]]])
+@example(float("nan"))
+@example(1e15)
+@example(-1.1e15)
+@example(2**53)
+def test_payloads_are_written_alike(value: Any) -> None:
+    cause = decode_runtime(WHOLE, subject="evt.default.w.a", origin=Origin("S", 1, 2, 3), carried={})
+    compiled, plain = both(lambda: runtime.write_plain({"a": value, "b": [value]}, cause))
+    assert plain == compiled
+
+
 @given(st.lists(caused(), max_size=6))
 def test_effects_are_written_alike(effects: list[Plain]) -> None:
     compiled, plain = both(lambda: finished(LEDGER, effects))
@@ -361,6 +382,8 @@ def test_ordinary_messages_take_the_compiled_way() -> None:
     )
     plain = plain_of(Effect("evt.default.w.x", {"a": "ü"}), LEDGER, Input(envelope, "key:a", b""), 0, "EVENTS")
     assert native.envelopes is not None
+    assert native.is_plain is not None
+    assert native.is_plain({"a": ["ü", 1, 1.5, None, True, {"b": {}}]})
     kinds = (RuntimeEnvelope, Actor, Source, SecurityContext)
     found, left = native.envelopes([encode_runtime(envelope)], [ADDRESS], lambda lines: [{}], runtime._MEMBERS, *kinds)
     assert (found, left) == ([envelope], [])

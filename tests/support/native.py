@@ -8,7 +8,7 @@ import pytest
 
 from oncewire import native
 
-LOOPS = ("deliveries", "gather", "messages", "replies", "envelopes", "frames")
+LOOPS = ("deliveries", "gather", "messages", "replies", "envelopes", "frames", "is_plain")
 LOOPS += ("columns", "blake2b_all", "blake2b_sum", "sha256_all", "caused")
 
 

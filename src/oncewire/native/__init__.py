@@ -22,6 +22,7 @@ columns: Callable[[Sequence[Any], type, tuple[str, ...]], list[list[Any]] | None
 columns = getattr(_core, "columns", None)
 deliveries: Callable[[Any, bytes, Any], int] | None = getattr(_core, "deliveries", None)
 gather: Callable[[Any, Any, Any, Any, Any], None] | None = getattr(_core, "gather", None)
+is_plain: Callable[[object], bool] | None = getattr(_core, "is_plain", None)
 messages: Callable[[bytes, int, Callable[..., Any], list[Any]], int] | None = getattr(_core, "messages", None)
 replies: Callable[..., list[Any] | None] | None = getattr(_core, "replies", None)
 envelopes: Callable[..., tuple[list[Any], list[int]]] | None = getattr(_core, "envelopes", None)

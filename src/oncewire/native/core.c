@@ -33,6 +33,7 @@ static PyMethodDef methods[] = {
     {"blake2b_sum", blake2b_sum, METH_VARARGS, blake2b_sum_doc},
     {"deliveries", deliveries, METH_VARARGS, deliveries_doc},
     {"gather", gather, METH_VARARGS, gather_doc},
+    {"is_plain", is_plain_value, METH_O, is_plain_doc},
     {"messages", (PyCFunction)(void (*)(void))messages, METH_FASTCALL, messages_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -128,6 +128,53 @@ static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t narg
     return Py_BuildValue("Nn", pieces, longest);
 }
 
+/* ---- payloads */
+
+#define WHOLE_MAX ((INT64_C(1) << 53) - 1)
+#define FRACTION_MAX 1e15
+#define LEVELS 5
+
+static int reads_back(PyObject *value, int room)
+{
+    if (PyUnicode_CheckExact(value) || value == Py_None || PyBool_Check(value))
+        return 1;
+    if (PyLong_CheckExact(value)) {
+        int is_beyond;
+        long long number = PyLong_AsLongLongAndOverflow(value, &is_beyond);
+        return !is_beyond && number >= -WHOLE_MAX && number <= WHOLE_MAX;
+    }
+    if (PyFloat_CheckExact(value))
+        return PyFloat_AS_DOUBLE(value) >= -FRACTION_MAX && PyFloat_AS_DOUBLE(value) <= FRACTION_MAX;
+    if (room == 0)
+        return 0;
+    if (PyDict_CheckExact(value)) {
+        PyObject *name, *member;
+        Py_ssize_t at = 0;
+        while (PyDict_Next(value, &at, &name, &member))
+            if (!PyUnicode_CheckExact(name) || !reads_back(member, room - 1))
+                return 0;
+        return 1;
+    }
+    if (PyList_CheckExact(value)) {
+        for (Py_ssize_t n = 0; n < PyList_GET_SIZE(value); n++)
+            if (!reads_back(PyList_GET_ITEM(value, n), room - 1))
+                return 0;
+        return 1;
+    }
+    return 0;
+}
+
+PyDoc_STRVAR(is_plain_doc,
+    "is_plain(value) -> bool\n\n"
+    "Whether a value is made of what reads back from JSON as it was: text, whole numbers and fractions within limits, and\n"
+    "lists and objects of those, five inside each other. False: one must look closer.");
+
+static PyObject *is_plain_value(PyObject *module, PyObject *value)
+{
+    (void)module;
+    return PyBool_FromLong(reads_back(value, LEVELS));
+}
+
 #ifdef HAS_SHA
 #define ID_CHARS 43
 #define SPAN_CHARS 16
