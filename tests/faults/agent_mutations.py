@@ -227,7 +227,7 @@ def confirmed_half_way(store: type, at: Points) -> None:
         return msgspec.structs.replace(half, count=len(messages))
 
     outflow.MANY = 2
-    _wrap(Ways, "wants_trial", lambda *_: False)
+    _wrap(Ways, "wants_look", lambda *_: False)
     _wrap(Ways, "choose_atomic", lambda *_: False)
     _wrap(Client, "publish_fast", ingest)
 

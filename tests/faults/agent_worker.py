@@ -184,7 +184,7 @@ def make_agent(plan: Plan, at: Points) -> Agent:
 
 def go_one_way(way: str) -> None:
     """Many effects go out this way, whatever is quicker here."""
-    Ways.wants_trial = lambda *_: False  # type: ignore[method-assign]
+    Ways.wants_look = lambda *_: False  # type: ignore[method-assign]
     Ways.choose_atomic = lambda *_: way == "atomic"  # type: ignore[method-assign]
 
 

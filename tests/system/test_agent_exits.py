@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+
+import pytest
 
 from oncewire.agent.exits import Exit
-from oncewire.agent.ways import TRIAL
+from oncewire.agent.ways import LOOK, SYNCED_US
 from oncewire.errors import TooLarge
-from oncewire.jetstream import Outgoing, PubAck, connect
-from oncewire.jetstream.pace import LAST
+from oncewire.jetstream import Client, Outgoing, PubAck, connect
 from tests.support.fakes import Proxy
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_stream, outgoing, state_of, stored_ids
 from tests.support.wait import until_async
 
-LARGE = 2 * TRIAL * LAST + 200
-"""All trials and more."""
+LARGE = 600
+"""A look and more."""
 
 
 async def test_blocks_that_meet_are_stored_once_and_marked_no_higher_than_they_reach(
@@ -37,11 +39,32 @@ async def test_blocks_that_meet_are_stored_once_and_marked_no_higher_than_they_r
             assert all(sequence >= place for sequence, place in zip(sequences, places, strict=True))
 
 
+@pytest.mark.parametrize("sync_always", [False, True], ids=["default", "always"])
+async def test_the_times_of_a_few_messages_tell_whether_each_is_synced(sync_always: bool) -> None:
+    """With another publisher that stores batches between them."""
+    with nats_server(sync_always=sync_always) as server:
+        async with connect(server.url) as client, connect(server.url) as other:
+            stream = await make_stream(client, allow_batched=True)
+            noise = asyncio.create_task(_publish_batches(other, stream))
+            ways = [Exit(client) for _ in range(6)]
+            blocks = [outgoing(stream, LOOK + 100, prefix=f"b{at}") for at in range(len(ways))]
+            for way, block in zip(ways, blocks, strict=True):
+                assert all(isinstance(one, PubAck) for one in await way.publish(block))
+            noise.cancel()
+    found = [way._ways.choose_atomic() for way in ways]
+    assert found.count(sync_always) > len(ways) / 2, f"more than {SYNCED_US} µs between two means that each is synced"
+
+
+async def _publish_batches(client: Client, stream: str) -> None:
+    for at in itertools.count():
+        await client.publish_all(outgoing(stream, 50, prefix=f"noise{at}"))
+
+
 async def test_one_that_can_never_be_published_is_told_and_the_others_are_stored(shared_server: NatsServer) -> None:
     async with connect(shared_server.url) as client:
         stream = await make_stream(client, allow_batched=True, max_msg_size=1_000)
         messages = outgoing(stream, LARGE)
-        bad = [10, TRIAL + 10, LARGE - 10]
+        bad = [10, LOOK + 10, LARGE - 10]
         for at in bad:
             messages[at] = Outgoing(f"{stream}.x", b"x" * 2_000, f"bad{at}")
         outcomes = await Exit(client).publish(messages)

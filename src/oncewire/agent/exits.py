@@ -1,19 +1,19 @@
-"""The way into one stream: publishes many effects by fast ingest or as atomic batches, and learns which is quicker.
-
-A trial has the stream for itself: what waits behind another block would tell of that one.
-"""
+"""The way into one stream: publishes many effects by fast ingest or as atomic batches, whichever is quicker there."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
-from oncewire.agent.ways import TRIAL, Ways
+from oncewire.agent.ways import LOOK, Ways
 from oncewire.errors import OncewireError, Refused
 from oncewire.fields import distinct
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream.publish import Outcome
+
+MSG_ID = "Nats-Msg-Id"
 
 
 class Exit:
@@ -24,25 +24,14 @@ class Exit:
         self._ways = Ways()
         self._reconnects = client.connection.reconnects
         self._turn = asyncio.Lock()
-        self._on_their_way = 0
-        self._is_quiet = asyncio.Event()
 
     async def publish(self, messages: Sequence[Outgoing]) -> list[Outcome]:
         """One outcome per message; where fast ingest took them, each is told the sequence of the last."""
         async with self._turn:
             self._notice_reconnect()
-            tried = await self._try_both(messages) if self._ways.wants_trial(len(messages)) else []
-        rest = messages[len(tried) :]
-        if not rest:
-            return tried
-        self._on_their_way += 1
-        try:
-            sent = await self._send(rest, is_atomic=self._ways.choose_atomic(len(rest)))
-        finally:
-            self._on_their_way -= 1
-            if not self._on_their_way:
-                self._is_quiet.set()
-        return tried + sent
+            looked = await self._look(messages[:LOOK]) if self._ways.wants_look() else []
+        rest = messages[len(looked) :]
+        return looked + await self._send(rest, is_atomic=self._ways.choose_atomic()) if rest else looked
 
     def _notice_reconnect(self) -> None:
         """Another server may do it otherwise."""
@@ -50,16 +39,17 @@ class Exit:
         if reconnects != self._reconnects:
             self._reconnects, self._ways = reconnects, Ways()
 
-    async def _try_both(self, messages: Sequence[Outgoing]) -> list[Outcome]:
-        while self._on_their_way:
-            self._is_quiet.clear()
-            await self._is_quiet.wait()
-        outcomes: list[Outcome] = []
-        while self._ways.wants_trial(len(messages) - len(outcomes)):
-            for is_atomic in (False, True):
-                part = messages[len(outcomes) : len(outcomes) + TRIAL]
-                outcomes += await self._send(part, is_atomic=is_atomic)
-            self._ways.tried()
+    async def _look(self, messages: Sequence[Outgoing]) -> list[Outcome]:
+        """Send them by fast ingest, and see when each of them was stored."""
+        outcomes, times_ns = await self._ingest(messages), list[int]()
+        last = outcomes[-1]
+        if isinstance(last, PubAck):
+            first = max(1, last.sequence - len(messages) + 1)
+            ids = {one.msg_id for one in messages}
+            with contextlib.suppress(OncewireError):
+                found = await self._client.get_batch(last.stream, sequence=first, count=len(messages))
+                times_ns = [one.timestamp_ns for one in found if one.headers.get(MSG_ID) in ids]
+        self._ways.looked(times_ns)
         return outcomes
 
     async def _send(self, messages: Sequence[Outgoing], *, is_atomic: bool) -> list[Outcome]:

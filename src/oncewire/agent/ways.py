@@ -1,72 +1,59 @@
 """How many effects for one stream go out: by fast ingest, or as atomic batches. Pure.
 
-Fast ingest is quicker where the server does not sync always, an atomic batch by far where it does: one sync for all. So
-both are tried, in turns, at a size at which a thousand syncs cannot happen; what that shows holds for larger blocks. It
-is tried again now and then, since a disk may become slow. Blocks of about a trial's size are trials themselves.
+Fast ingest is quicker where the server does not sync always, an atomic batch by far where it does: one sync for all. No
+server says which it is, but the times that it gave to messages do: where each was synced, the next one was stored so
+much later. So a few go by fast ingest, and their times are read back. What a client measures says less: while an agent
+works, an answer waits for it longer than a sync takes.
 
-To be wrong about fast ingest makes an agent five times as slow, to be wrong about a batch a tenth: so fast ingest must
-be twice as quick in the trials, and a large block that it took long for is a reason to try both again at once. One
-trial that shows it to be slow by far is enough: each costs such a server 64 syncs.
+To be wrong about fast ingest makes an agent five times as slow, to be wrong about a batch takes a fifth of its rate. So
+all go in batches as long as nothing is known, and a block that fast ingest took long for is a reason to look again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Final
 
-from oncewire.jetstream.pace import LAST, Pace
-
-TRIAL: Final = 64
-"""So many messages are sent each way."""
-HANDICAP: Final = 2.0
+LOOK: Final = 32
+"""So many messages are sent to be looked at."""
+FEW: Final = 8
+"""Less of them than that tell nothing: others were stored among them, or they are gone."""
+SYNCED_US: Final = 40.0
+"""From one message to the next: 4 to 14 without a sync, 160 to 330 with one, on a busy machine."""
 SLOW_US: Final = 60.0
-"""Per message of a large block: fast ingest takes less, unless each is synced."""
-FAR: Final = 3.0
-"""Fast ingest that took so many times what a batch took, and over SLOW_US, is slow by far."""
-AGAIN: Final = 50
-"""After so many large blocks both ways are tried once more."""
+"""Per message of a block: fast ingest takes less, unless each is synced."""
+AGAIN: Final = 1_000
+"""After so many blocks it is looked again: a stream may move to another server."""
+AGAIN_SOON: Final = 10
+"""The same where a look told nothing."""
 
 
 class Ways:
     """What is known of one stream, since the connection stands."""
 
     def __init__(self) -> None:
-        self._pace = Pace()
-        self._rounds = LAST
-        self._blocks = 0
-        self._fast_us = self._atomic_us = 0.0
-        """What the last sendings of a trial's size took."""
-        self._is_far_slower = False
-        """The first trial was enough: fast ingest is not to be thought of."""
+        self._is_synced: bool | None = None
+        self._left = 0
 
-    def wants_trial(self, count: int) -> bool:
-        """Whether so many messages are enough for a trial, and one is due."""
-        return self._rounds > 0 and count >= 2 * TRIAL
+    def wants_look(self) -> bool:
+        return self._left <= 0
 
-    def tried(self) -> None:
-        """Both ways were tried once."""
-        is_slow = self._fast_us > max(FAR * self._atomic_us, TRIAL * SLOW_US)
-        if is_slow and self._rounds > 1:  # in place of those that are left
-            self._rounds, self._is_far_slower = 0, True
-        else:
-            self._rounds -= 1
-            self._is_far_slower &= is_slow
+    def looked(self, times_ns: Sequence[int]) -> None:
+        """When the messages of a look were stored, in their order."""
+        if len(times_ns) < FEW:
+            self._is_synced, self._left = None, AGAIN_SOON
+            return
+        between_ns = median([later - earlier for earlier, later in pairwise(times_ns)])
+        self._is_synced, self._left = between_ns > SYNCED_US * 1_000, AGAIN
 
-    def choose_atomic(self, count: int) -> bool:
-        """Decide for a sending. As long as too little is known, a large one goes the way that never takes long."""
-        if count < 2 * TRIAL:
-            return self._pace.choose_batch(count)
-        self._blocks += 1
-        is_atomic = self._rounds > 0 or self._is_far_slower or self._pace.is_batch_quicker(TRIAL, handicap=HANDICAP)
-        if self._blocks % AGAIN == 0:
-            self._rounds = max(self._rounds, 1)
-        return is_atomic
+    def choose_atomic(self) -> bool:
+        """Decide for a block."""
+        self._left -= 1
+        return self._is_synced is not False
 
     def learn(self, count: int, took_us: float, *, is_atomic: bool) -> None:
-        if count < 2 * TRIAL:
-            self._pace.learn(count, took_us, is_batch=is_atomic)
-            if is_atomic:
-                self._atomic_us = took_us
-            else:
-                self._fast_us = took_us
-        elif not is_atomic and took_us > count * SLOW_US:
-            self._rounds = LAST
+        """How long a block took."""
+        if not is_atomic and took_us > count * SLOW_US:
+            self._left = 0

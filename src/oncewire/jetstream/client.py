@@ -30,6 +30,7 @@ from oncewire.errors import (
     Refused,
     Unavailable,
 )
+from oncewire.fields import columns
 from oncewire.jetstream import codes, protocol, stored
 from oncewire.jetstream.connection import Connection, Subscription, each
 from oncewire.jetstream.fast import Ingested, publish_fast
@@ -155,26 +156,26 @@ class Client:
 
     async def publish_many(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Publish in pipelined windows; one outcome per message, in order: a PubAck, or the error it met."""
-        for message in messages:
-            _refuse_queries(message.subject)
+        for subject in set(columns(messages, Outgoing, "subject")[0]):
+            _refuse_queries(subject)
         return await self.publisher.publish_many(messages, timeout_s)
 
     async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
         """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
-        for message in messages:
-            _refuse_queries(message.subject)
+        for subject in set(columns(messages, Outgoing, "subject")[0]):
+            _refuse_queries(subject)
         return await self.publisher.publish_atomic(messages, timeout_s)
 
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
-        for message in messages:
-            _refuse_queries(message.subject)
+        for subject in set(columns(messages, Outgoing, "subject")[0]):
+            _refuse_queries(subject)
         return await self.publisher.publish_all(messages, timeout_s)
 
     async def publish_fast(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> Ingested:
         """Fast ingest where the server has it, pipelined publishes where it does not; all stored when it returns."""
-        for message in messages:
-            _refuse_queries(message.subject)
+        for subject in set(columns(messages, Outgoing, "subject")[0]):
+            _refuse_queries(subject)
         return await publish_fast(self.publisher, messages, timeout_s)
 
     @property
