@@ -83,6 +83,7 @@ class SqliteStore:
         self._blocks = RecentBlocks()
         self._checkpoints: Checkpoints | None = None
         self._bytes = 0
+        self._packed = bytearray()
         self._is_ours = True
         self._is_open = False
 
@@ -255,7 +256,8 @@ class SqliteStore:
             after, announcement = rules.next_block(self._ledger, self.head(), block, self.confirmed())
             (keys,) = columns(content.entries, Entry, "key")
             size = (len(content.entries), len(content.effects))
-            row = (b"".join(keys), rules.pack(content), announcement)
+            rules.pack_into(content, self._packed)
+            row = (b"".join(keys), self._packed, announcement)
             db.execute(
                 "INSERT INTO ledger_blocks (chain, number, entries, effects, keys, content, announcement)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
