@@ -354,11 +354,19 @@ def test_what_is_no_delivery_is_refused(reply: bytes) -> None:
         parse_reply(reply)
 
 
-def test_the_longer_reply_subject_of_newer_servers_is_read() -> None:
-    old = parse_reply(b"$JS.ACK.s.c.1.2.3.4.5")
-
-    assert old == parse_reply(b"$JS.ACK._.ACCHASH.s.c.1.2.3.4.5")
-    assert old == parse_reply(b"$JS.ACK.hub.ACCHASH.s.c.1.2.3.4.5.random")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"$JS.ACK.s.c.1.2.3.4.5",
+        b"$JS.ACK._.ACCHASH.s.c.1.2.3.4.5",
+        b"$JS.ACK.hub.ACCHASH.s.c.1.2.3.4.5.random",
+    ],
+)
+def test_the_longer_reply_subject_of_newer_servers_is_read(reply: bytes) -> None:
+    (read,) = parse_replies([reply])
+    assert read == parse_reply(reply)
+    assert (read.stream, read.consumer, read.deliveries, read.sequence) == ("s", "c", 1, 2)
+    assert (read.consumer_sequence, read.timestamp_ns, read.pending) == (3, 4, 5)
 
 
 # ---- outages
