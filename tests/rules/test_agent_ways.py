@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import pytest
 
-from oncewire.agent.ways import AGAIN, AGAIN_SOON, FEW, LOOK, SLOW_US, Ways
+from oncewire.agent.ways import AGAIN, AGAIN_SOON, FEW, LARGE, LOOK, SLOW_US, Ways
 
 DEFAULT_US = (4.0, 14.0)
 ALWAYS_US = (80.0, 400.0)
@@ -55,9 +55,11 @@ def test_it_is_looked_again_now_and_then_and_a_stream_that_moved_is_noticed() ->
     assert not ways.choose_atomic()
 
 
-def test_a_block_that_fast_ingest_took_long_for_is_a_reason_to_look() -> None:
+def test_a_large_block_that_fast_ingest_took_long_for_is_a_reason_to_look() -> None:
+    """A small one is not: its answer may have waited for the loop, and each look would cost another way there."""
     ways = Ways()
     ways.looked(times_of(DEFAULT_US, random.Random(1)))
+    ways.learn(LARGE - 1, 1e6, is_atomic=False)
     ways.learn(1_000, 999 * SLOW_US, is_atomic=False)
     ways.learn(1_000, 2_000 * SLOW_US, is_atomic=True)
     assert not ways.wants_look()

@@ -23,7 +23,9 @@ FEW: Final = 8
 SYNCED_US: Final = 40.0
 """From one message to the next: 4 to 14 without a sync, 160 to 330 with one, on a busy machine."""
 SLOW_US: Final = 60.0
-"""Per message of a block: fast ingest takes less, unless each is synced."""
+"""Per message of a large block: fast ingest takes less, unless each is synced."""
+LARGE: Final = 250
+"""With less, the way there and back is most of what a block takes."""
 AGAIN: Final = 1_000
 """After so many blocks it is looked again: a stream may move to another server."""
 AGAIN_SOON: Final = 10
@@ -55,5 +57,5 @@ class Ways:
 
     def learn(self, count: int, took_us: float, *, is_atomic: bool) -> None:
         """How long a block took."""
-        if not is_atomic and took_us > count * SLOW_US:
+        if not is_atomic and count >= LARGE and took_us > count * SLOW_US:
             self._left = 0
