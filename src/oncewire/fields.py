@@ -19,7 +19,10 @@ def columns(objects: Sequence[Any], kind: type, *names: str) -> list[list[Any]]:
 
 
 def distinct(values: Sequence[T]) -> list[T]:
-    """Each object once, in the order in which they come first. Asks none for its hash: those of enums take long."""
+    """Each object once, in the order in which they come first; where all are equal, the first stands for them.
+
+    Asks none for its hash: those of enums take long.
+    """
     if values and values.count(values[0]) == len(values):
         return [values[0]]
     return list(dict(zip(map(id, values), values, strict=True)).values())

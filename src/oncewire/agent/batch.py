@@ -223,11 +223,12 @@ class GroupCommit:
         """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
         waits outside are only looked up: they are claimed when it comes back."""
         self.store.begin()
-        later = [item for item in items if _waits(item)] if may_wait and _may_wait(items) else []
+        later = [item for item in items if _waits(item)] if may_wait and _has_async(items) else []
         now = [item for item in items if not _waits(item)] if later else items
         keys, at_keys = columns(now, Item, "key", "at_key")
-        claimed = keys if all(keys) else [key or at_key for key, at_key in zip(keys, at_keys, strict=True)]
-        looked = at_keys if now is items and all(keys) else [item.at_key for item in items if item.key]
+        is_all_read = all(keys)
+        claimed = keys if is_all_read else [key or at_key for key, at_key in zip(keys, at_keys, strict=True)]
+        looked = at_keys if is_all_read and now is items else [item.at_key for item in items if item.key]
         found = self.store.claim(claimed, [*(item.key for item in later), *looked])
         self.limits.at("claimed")
         return found
@@ -498,7 +499,7 @@ def _are_fresh(items: Sequence[Item], found: dict[bytes, Place]) -> bool:
     return all(inputs) and not [one for one in distinct(handlers) if one is None or one.is_async]
 
 
-def _may_wait(items: Sequence[Item]) -> bool:
+def _has_async(items: Sequence[Item]) -> bool:
     (handlers,) = columns(items, Item, "handler")
     return any(one is not None and one.is_async for one in distinct(handlers))
 

@@ -11,9 +11,8 @@ from oncewire.agent.ways import LOOK, Ways
 from oncewire.errors import OncewireError, Refused
 from oncewire.fields import distinct
 from oncewire.jetstream import Client, Outgoing, PubAck
+from oncewire.jetstream.protocol import MSG_ID
 from oncewire.jetstream.publish import Outcome
-
-MSG_ID = "Nats-Msg-Id"
 
 
 class Exit:

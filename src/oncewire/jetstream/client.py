@@ -151,31 +151,27 @@ class Client:
         return await self.publish_one(outgoing, timeout_s)
 
     async def publish_one(self, message: Outgoing, timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
-        _refuse_queries(message.subject)
+        _refuse_queries([message.subject])
         return await self.publisher.publish(message, timeout_s)
 
     async def publish_many(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Publish in pipelined windows; one outcome per message, in order: a PubAck, or the error it met."""
-        for subject in set(columns(messages, Outgoing, "subject")[0]):
-            _refuse_queries(subject)
+        _refuse_queries(columns(messages, Outgoing, "subject")[0])
         return await self.publisher.publish_many(messages, timeout_s)
 
     async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
         """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
-        for subject in set(columns(messages, Outgoing, "subject")[0]):
-            _refuse_queries(subject)
+        _refuse_queries(columns(messages, Outgoing, "subject")[0])
         return await self.publisher.publish_atomic(messages, timeout_s)
 
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
-        for subject in set(columns(messages, Outgoing, "subject")[0]):
-            _refuse_queries(subject)
+        _refuse_queries(columns(messages, Outgoing, "subject")[0])
         return await self.publisher.publish_all(messages, timeout_s)
 
     async def publish_fast(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> Ingested:
         """Fast ingest where the server has it, pipelined publishes where it does not; all stored when it returns."""
-        for subject in set(columns(messages, Outgoing, "subject")[0]):
-            _refuse_queries(subject)
+        _refuse_queries(columns(messages, Outgoing, "subject")[0])
         return await publish_fast(self.publisher, messages, timeout_s)
 
     @property
@@ -399,11 +395,13 @@ def _told_error(subject: str, reply: Message) -> OncewireError:
     return branch(f"{subject} answered: {told.get('message')}", hint=str(told.get("hint") or ""))
 
 
-def _refuse_queries(subject: str) -> None:
-    if subject.startswith(QUERIES_PREFIX):
-        raise Refused(
-            f"{subject} is for requests: its stream confirms nothing", hint="Use `client.request` instead of `publish`."
-        )
+def _refuse_queries(subjects: list[str]) -> None:
+    for subject in dict.fromkeys(subjects):
+        if subject.startswith(QUERIES_PREFIX):
+            raise Refused(
+                f"{subject} is for requests: its stream confirms nothing",
+                hint="Use `client.request` instead of `publish`.",
+            )
 
 
 def connect(
