@@ -49,10 +49,14 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
             await world.die(points.RECOVERY_PRELUDE, burst=BURST)
         elif point in points.BURIAL:
             await exhaust(world)
-        elif point in points.ATOMIC + points.FAST:  # only an agent that stopped cleanly takes many at once
+        elif (
+            point in points.ATOMIC + points.FAST + points.LOOK
+        ):  # only an agent that stopped cleanly takes many at once
             await world.finish()
             await world.send(kinds=["sync"] * BURST)
             options = {"many": MANY, "way": "fast" if point in points.FAST else "atomic"}
+            if point in points.LOOK:
+                options = {"many": MANY, "look": MANY}
         elif point in points.FORGETTING:
             await world.finish()
             await world.send(BURST)

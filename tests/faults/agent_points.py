@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncewire.agent import exits
 from oncewire.agent.outflow import Outflow
 from oncewire.jetstream import Client, Pull, fast
 from oncewire.jetstream.pull import ACK, IN_PROGRESS
@@ -28,6 +29,8 @@ EFFECTS = ("publish:before", "publish:half", "publish:sent", "publish:after", "p
 ATOMIC = ("atomic:before", "atomic:half", "atomic:sent", "atomic:after")
 FAST = ("fast:before", "fast:half", "fast:sent", "fast:after", "ingest:half")
 """`ingest:half`: the server has stored the first half of a batch that goes on."""
+LOOK = ("look:half",)
+"""The first effects of a block are out to be looked at, the others are not."""
 SETTLING = ("ack:before", "ack:half", "ack:after", "acked", "nak:before", "nak:after", "term:before", "term:after")
 MARKS = ("mark:before", "mark:after", "marked")
 DELAYED = ("drop_due:before", "drop_due:after", "due")
@@ -41,7 +44,7 @@ FORGETTING = ("forget:before", "forget:inside", "forget:after", "forgotten")
 ENDING = ("drained", "leave:before", "leave:after")
 """Reached only by an agent that is asked to stop."""
 
-FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + FAST + SETTLING + MARKS + DELAYED
+FRESH = STARTING + INBOX + HANDLER + CALLS + BLOCK + EFFECTS + ATOMIC + FAST + LOOK + SETTLING + MARKS + DELAYED
 POINTS = FRESH + RECOVERY + SWEEP + BURIAL + FORGETTING + ENDING
 SWEEP_PRELUDE = "publish:before"
 """A process that dies here leaves effects for the next one to sweep."""
@@ -131,6 +134,18 @@ def _inside_ingest(at: Points) -> None:
     fast.Batch.send = around  # type: ignore[method-assign]
 
 
+def _behind_look(at: Points) -> None:
+    original = exits.Exit._look
+
+    @functools.wraps(original)
+    async def around(self: exits.Exit, messages: Sequence[Any]) -> Any:
+        outcomes = await original(self, messages)
+        at("look:half")
+        return outcomes
+
+    exits.Exit._look = around  # type: ignore[method-assign]
+
+
 def _around_settle(at: Points) -> None:
     original = Pull.settle
 
@@ -203,5 +218,6 @@ def put_seams(store: type, at: Points) -> None:
     _around_publish("publish_all", "atomic", at)
     _around_publish("publish_fast", "fast", at)
     _inside_ingest(at)
+    _behind_look(at)
     _around_settle(at)
     _around_resend(at)

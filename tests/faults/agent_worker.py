@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 import oncewire
-from oncewire.agent import Agent, Effect, Retry, Terminate, outflow
+from oncewire.agent import Agent, Effect, Retry, Terminate, exits, outflow
 from oncewire.agent.run import Runner
 from oncewire.agent.ways import Ways
 from oncewire.errors import Unavailable
@@ -66,6 +66,7 @@ class Plan(msgspec.Struct):
     many: int = outflow.MANY
     way: str = ""
     """`fast` or `atomic`: how many effects go out, instead of what was learned."""
+    look: int = exits.LOOK
 
 
 def kind_of(number: int) -> str:
@@ -212,6 +213,7 @@ def main(told: str) -> None:
     plan = msgspec.json.decode(told, type=Plan)
     before = (lambda: note_unsynced(plan.store, Path(plan.power_cut_file))) if plan.power_cut_file else (lambda: None)
     outflow.MANY = plan.many
+    exits.LOOK = plan.look
     if plan.way:
         go_one_way(plan.way)
     at = Points(Death(plan.point, plan.nth, signal.SIGSTOP if plan.stops else signal.SIGKILL), before)

@@ -30,7 +30,7 @@ CHAINS = {
     "handle": points.HANDLER + points.CALLS,
     "commit": points.BLOCK,
     "publish": points.EFFECTS + points.ATOMIC,
-    "ingest": points.FAST,
+    "ingest": points.FAST + points.LOOK,
     "settle": points.SETTLING,
     "later": points.MARKS + points.DELAYED + points.ENDING,
     "recover": points.RECOVERY + points.SWEEP,
