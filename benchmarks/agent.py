@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import importlib.util
 import itertools
+import random
 import sqlite3
 import sys
 import tempfile
@@ -78,18 +79,20 @@ def handle(_: Any, order: Order) -> Effect:
 
 
 def body(number: int) -> bytes:
+    """Ids and text are chance, as traffic's are: what is the same in all of them could be kept for nothing."""
+    chance = random.Random(number)
     return encode_runtime(
         RuntimeEnvelope(
             id=f"order-{number}",
             ts=1_700_000_000_000,
             type="OrderPlaced",
             schema_version="1.0",
-            trace_id=f"{number + 1:032x}",
-            span_id=f"{number + 1:016x}",
+            trace_id=chance.randbytes(16).hex(),
+            span_id=chance.randbytes(8).hex(),
             tenant="default",
             workspace="bench",
             actor=Actor("shop", "service"),
-            payload={"order": number, "note": "x" * 64},
+            payload={"order": number, "note": chance.randbytes(32).hex()},
             idempotency_key=f"order-{number}",
             source=Source("shop", "bench"),
             security_context=SecurityContext("shop", "service"),
