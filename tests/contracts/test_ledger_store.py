@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from oncewire.contracts import blocks
@@ -534,6 +535,25 @@ def test_a_ledger_of_another_format_is_refused(kit: LedgerKit, store: Store) -> 
     kit.sql("UPDATE ledger_meta SET value = '99' WHERE name = 'format'")
     with pytest.raises(Refused, match="format 99"):
         kit.new()
+
+
+def test_a_ledger_from_before_blocks_were_compressed_is_read_and_raised_by_whoever_runs_on_it(
+    kit: LedgerKit, store: Store
+) -> None:
+    kit.sql("UPDATE ledger_meta SET value = '1' WHERE name = 'format'")
+    with contextlib.closing(kit.new()) as looking:
+        assert [("1",)] == [tuple(row) for row in kit.sql("SELECT value FROM ledger_meta WHERE name = 'format'")]
+        looking.enter("host:1:1", 0)
+        assert [("2",)] == [tuple(row) for row in kit.sql("SELECT value FROM ledger_meta WHERE name = 'format'")]
+
+
+def test_a_large_block_is_kept_compressed_and_read_as_it_was(kit: LedgerKit, store: Store, other: Store) -> None:
+    settle(store, list(range(1, 201)))
+    [[stored]] = kit.sql("SELECT length(content) FROM ledger_blocks WHERE number = 1")
+    read = other.block(1)
+    assert read is not None
+    assert list(range(1, 201)) == [entry.sequence for entry in read.content.entries]
+    assert 2 * stored < len(msgspec.msgpack.encode(read.content))
 
 
 def test_a_closed_store_says_so(kit: LedgerKit) -> None:

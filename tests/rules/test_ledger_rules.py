@@ -246,11 +246,6 @@ def test_listed_inputs_name_each_subject_unless_it_is_the_same() -> None:
     assert [entries[0].subject, "cmd.other"] == listed.subjects
 
 
-def test_content_goes_there_and_back() -> None:
-    whole = content(entry(1), entry(2, Outcome.DEAD, error="no_handler"), effects=2)
-    assert whole == rules.unpack(rules.pack(whole))
-
-
 def test_announcements_have_ids_of_their_own() -> None:
     ids = {blocks.announcement_id(ledger, agent, number) for ledger in "ab" for agent in "cd" for number in range(3)}
     assert 12 == len(ids)

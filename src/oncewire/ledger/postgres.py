@@ -28,6 +28,7 @@ from oncewire.errors import PermissionDenied, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
+from oncewire.ledger.packed import FORMAT, READ_FORMATS, pack
 from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.store import (
@@ -42,7 +43,6 @@ from oncewire.ledger.store import (
     read_block,
 )
 
-FORMAT: Final = "1"
 HANDLER_S: Final = 300.0
 
 _decode_sending = msgspec.msgpack.Decoder(Sending).decode
@@ -64,6 +64,7 @@ class PostgresStore:
         self._group = 0
         self._claimed: set[bytes] = set()
         self._transaction: psycopg.Transaction | None = None
+        self._packed = bytearray()
         self._is_torn = False
 
     # ---- life
@@ -91,9 +92,9 @@ class PostgresStore:
                     hint="Run `oncewire migrate`, with the same --schema.",
                 ) from None
             meta = dict(cursor.execute(self._session.sql["meta"]).fetchall())
-            if meta["format"] != FORMAT:
+            if meta["format"] not in READ_FORMATS:
                 raise Refused(
-                    f"the ledger has format {meta['format']}, this version reads {FORMAT}",
+                    f"the ledger has format {meta['format']}, this version reads {' and '.join(READ_FORMATS)}",
                     hint="Use the version of oncewire that wrote it.",
                 )
             self.ledger_id = meta["id"]
@@ -209,7 +210,7 @@ class PostgresStore:
         with self._session.translated():
             cursor = self._inside()
             block = rules.summed(self._ledger, content, sources)
-            packed = rules.pack(content)
+            packed = pack(content, self._packed)
             keys = [entry.key for entry in content.entries]
             self._settle(cursor, set(keys))
             if delayed:
@@ -408,6 +409,7 @@ class PostgresStore:
             asked = (self._agent, process, PROCESS_LOCKS)
             gone = [row[0] for row in cursor.execute(self._session.sql["left_behind"], asked)]
             cursor.execute(self._session.sql["leave"], (gone,))
+            cursor.execute(self._session.sql["raise_format"], {"format": FORMAT})
             cursor.execute(self._session.sql["enter"], (process, self._agent, now_ms))
         return bool(gone)
 

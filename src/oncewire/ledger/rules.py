@@ -121,23 +121,6 @@ class Source(msgspec.Struct, frozen=True):
     """Up to here every input is known to be settled."""
 
 
-_packer = msgspec.msgpack.Encoder()
-_unpack = msgspec.msgpack.Decoder(Content).decode
-
-
-def pack(content: Content) -> bytes:
-    return _packer.encode(content)
-
-
-def pack_into(content: Content, buffer: bytearray) -> None:
-    """What `pack` gives, in place of what stood there: to make room for a megabyte anew costs twice as much again."""
-    _packer.encode_into(content, buffer)
-
-
-def unpack(data: bytes) -> Content:
-    return _unpack(data)
-
-
 # ---- keys
 
 

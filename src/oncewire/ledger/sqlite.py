@@ -26,6 +26,7 @@ from oncewire.errors import Refused, Unavailable
 from oncewire.fields import columns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
+from oncewire.ledger.packed import FORMAT, READ_FORMATS, pack
 from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Source
 from oncewire.ledger.sqlite_checkpoints import Checkpoints
@@ -43,13 +44,12 @@ from oncewire.ledger.store import (
     read_block,
 )
 
-FORMAT: Final = "1"
 FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
 BUSY_MS: Final = 5_000
 """So long a transaction waits for another process before it says so; whoever asks tries again."""
 PAGE_BYTES: Final = 16_384
-"""Of a new file. A block of a thousand inputs takes a megabyte, and SQLite writes page by page, three times each."""
+"""Of a new file. A block of a thousand inputs takes some twenty, and SQLite writes page by page, three times each."""
 _REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
 
 _MADE: Final = re.compile(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (\w+)")
@@ -135,9 +135,9 @@ class SqliteStore:
 
     def _check_format(self) -> None:
         found = self.connection.execute("SELECT value FROM ledger_meta WHERE name = 'format'").fetchone()[0]
-        if found != FORMAT:
+        if found not in READ_FORMATS:
             raise Refused(
-                f"the ledger {self.path} has format {found}, this version reads {FORMAT}",
+                f"the ledger {self.path} has format {found}, this version reads {' and '.join(READ_FORMATS)}",
                 hint="Use the version of oncewire that wrote it.",
             )
 
@@ -256,8 +256,7 @@ class SqliteStore:
             after, announcement = rules.next_block(self._ledger, self.head(), block, self.confirmed())
             (keys,) = columns(content.entries, Entry, "key")
             size = (len(content.entries), len(content.effects))
-            rules.pack_into(content, self._packed)
-            row = (b"".join(keys), self._packed, announcement)
+            row = (b"".join(keys), pack(content, self._packed), announcement)
             db.execute(
                 "INSERT INTO ledger_blocks (chain, number, entries, effects, keys, content, announcement)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -465,6 +464,7 @@ class SqliteStore:
             left = db.execute("SELECT process FROM ledger_processes WHERE agent = ?", (self._agent,)).fetchall()
             gone = [row for row in left if not is_alive(row[0])]
             db.executemany("DELETE FROM ledger_processes WHERE process = ?", gone)
+            db.execute("UPDATE ledger_meta SET value = ? WHERE name = 'format' AND value <> ?", (FORMAT, FORMAT))
             db.execute("INSERT OR REPLACE INTO ledger_processes VALUES (?, ?, ?)", (process, self._agent, now_ms))
         return bool(gone)
 

@@ -21,12 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 from oncewire.contracts.blocks import Confirmed, Ranges, announcement_hash, read_announcement
-from oncewire.errors import Corrupt
+from oncewire.errors import ContractViolation, Corrupt
 from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key, unpack
+from oncewire.ledger.packed import unpack
+from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key
 
 RECENT_BLOCKS: Final = 4
 
@@ -73,8 +72,8 @@ def read_block(number: int, content: bytes, announcement: bytes) -> Block:
     """A block from its columns; bytes that are no block are damage."""
     try:
         return Block(number, unpack(content), announcement)
-    except msgspec.MsgspecError as error:
-        raise Corrupt(f"block {number} of the ledger cannot be read: {error}") from error
+    except ContractViolation as violation:
+        raise Corrupt(f"block {number} of the ledger cannot be read: {violation.message}") from violation
 
 
 def old_blocks(store: Store, before_ms: int, blocks_max: int) -> list[Block]:
