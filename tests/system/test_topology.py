@@ -31,6 +31,7 @@ from oncewire.topology import (
     load,
     readiness,
 )
+from oncewire.topology import server as server_module
 from tests.support.nats import NatsServer, nats_server
 
 ROWS = json.loads((Path(__file__).parents[1] / "vectors" / "topology" / "platform-consumers.json").read_text())
@@ -361,3 +362,32 @@ def _declared(text: str) -> Topology:
     topology, findings = declare(shipped(), [Source("own.toml", text)], Settings())
     assert findings == ()
     return topology.for_env(Env.DEV)
+
+
+async def test_a_question_that_nobody_answers_is_asked_again(
+    tmp_path: Path, topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a cluster that elects: what reaches it meanwhile is lost, and what comes afterwards is answered."""
+    monkeypatch.setattr(server_module, "STEP_TIMEOUT_S", 0.3)
+    answers = {"$JS.API.INFO": {"api": {"level": 3}}, "$JS.API.STREAM.LIST": {"streams": [], "total": 0}}
+    asked: list[str] = []
+
+    async def answer_the_second(message: Any) -> None:
+        asked.append(message.subject)
+        if asked.count(message.subject) == 2:
+            await message.respond(json.dumps(answers[message.subject]).encode())
+
+    server = NatsServer(tmp_path)
+    server.jetstream = False
+    server.start()
+    try:
+        leader = await nats.connect(server.url)
+        await leader.subscribe("$JS.API.>", cb=answer_the_second)
+        await leader.flush()
+        async with oncewire.connect(server.url) as client:
+            found = await server_module.look(client, topology)
+        await leader.close()
+    finally:
+        server.stop()
+    assert 3 == found.api_level
+    assert asked == [subject for subject in answers for _ in range(2)]

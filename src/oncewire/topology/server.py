@@ -8,6 +8,7 @@ may do this at once: who comes second finds the thing there (10058, 10148), look
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Set
 from datetime import datetime
 from typing import Any
@@ -17,10 +18,10 @@ from oncewire.jetstream import Client, codes
 from oncewire.topology.model import Topology
 from oncewire.topology.rules import Act, Found, FoundConsumer, FoundStream, Permitted, Plan, Step, plan
 
-API_TIMEOUT_S = 15.0
-"""Longer than a request needs on one server: a cluster may elect in between."""
-
 STEP_TIMEOUT_S = 5.0
+ASKED_MAX = 4
+"""How often a question is asked. One that reaches a cluster while it elects is answered by nobody, however long one waits;
+the next one is answered by the new leader."""
 
 CONSUMER_TO_UPDATE_NOT_FOUND = 10149
 ROUNDS_MAX = 20
@@ -76,7 +77,7 @@ async def look(client: Client, topology: Topology, *, is_whole: bool = True, is_
 
 
 async def _look(client: Client, topology: Topology, is_whole: bool, is_deep: bool) -> Found:
-    info = await client.api("INFO", timeout_s=API_TIMEOUT_S)
+    info = await _ask(client, "INFO")
     streams: dict[str, FoundStream] = {}
     others: dict[str, tuple[str, ...]] = {}
     strangers: dict[str, FoundStream] = {}
@@ -94,6 +95,14 @@ async def _look(client: Client, topology: Topology, is_whole: bool, is_deep: boo
     return Found(streams=streams, others=others, strangers=strangers, api_level=level)
 
 
+async def _ask(client: Client, endpoint: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A question, which may be asked again: it changes nothing."""
+    for _ in range(ASKED_MAX - 1):
+        with contextlib.suppress(TimedOut):
+            return await client.api(endpoint, request, timeout_s=STEP_TIMEOUT_S)
+    return await client.api(endpoint, request, timeout_s=STEP_TIMEOUT_S)
+
+
 async def _answers(client: Client, names: Set[str], is_whole: bool) -> AsyncIterator[dict[str, Any]]:
     if is_whole:
         async for answer in _pages(client, "STREAM.LIST", "streams", names):
@@ -101,7 +110,7 @@ async def _answers(client: Client, names: Set[str], is_whole: bool) -> AsyncIter
         return
     for name in sorted(names):
         try:
-            yield await client.api(f"STREAM.INFO.{name}", timeout_s=API_TIMEOUT_S)
+            yield await _ask(client, f"STREAM.INFO.{name}")
         except NotFound:
             continue
 
@@ -109,7 +118,7 @@ async def _answers(client: Client, names: Set[str], is_whole: bool) -> AsyncIter
 async def _pages(client: Client, endpoint: str, field: str, needed: Set[str]) -> AsyncIterator[dict[str, Any]]:
     offset = 0
     while True:
-        answer = await client.api(endpoint, {"offset": offset}, timeout_s=API_TIMEOUT_S)
+        answer = await _ask(client, endpoint, {"offset": offset})
         silent = needed & set(answer.get("missing") or ())
         if silent:
             raise _Silent(
