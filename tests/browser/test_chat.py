@@ -113,7 +113,7 @@ async def test_a_stopped_answer_ends_for_everybody_with_what_there_was(up: Up, c
     assert await writer.evaluate("document.getElementById('stop').hidden")
 
 
-async def test_others_are_seen_typing_and_going(up: Up, chromium: Browser) -> None:
+async def test_others_are_seen_typing_going_and_coming_back(up: Up, chromium: Browser) -> None:
     page = f"{address(up)}/?room={uuid.uuid4()}"
     stays, goes = await chromium.tab(page), await chromium.tab(page)
     for tab in (stays, goes):
@@ -127,3 +127,6 @@ async def test_others_are_seen_typing_and_going(up: Up, chromium: Browser) -> No
     await until_async(is_seen, "somebody who is typing")
     await goes.call("Page.navigate", url="about:blank")
     await stays.until("document.querySelectorAll('#people li').length === 1")
+    await goes.evaluate("history.back()")  # the browser has kept the page as it was left
+    for tab in (stays, goes):
+        await tab.until("document.querySelectorAll('#people li').length === 2")

@@ -3,6 +3,7 @@
 import { Rules } from "./rules.js";
 import { TokenStream } from "./tokens.js";
 
+const NORMAL_CLOSE = 1000;
 const NO_CLOSE_FRAME = 1006;
 
 /** One connection to a gateway, kept up until `close`. See index.d.ts for what each option means. */
@@ -17,6 +18,12 @@ export class GatewayClient {
   #handlers = new Map();
   #listeners = new Set();
   #wake = () => this.#handle({ type: "wake" });
+  /** A page that is left may be kept for the way back, and its socket with it: others would go on seeing its user. */
+  #hide = () => {
+    if (this.#socket === null) return;
+    this.#drop(NORMAL_CLOSE);
+    this.#handle({ type: "closed", code: NORMAL_CLOSE });
+  };
 
   constructor(url, options = {}) {
     const { WebSocket: Socket = globalThis.WebSocket, fetch: ask = globalThis.fetch, headers = {}, ...limits } = options;
@@ -31,6 +38,8 @@ export class GatewayClient {
   /** Connect, and stay connected. */
   start() {
     globalThis.addEventListener?.("online", this.#wake);
+    globalThis.addEventListener?.("pagehide", this.#hide);
+    globalThis.addEventListener?.("pageshow", this.#wake);
     this.#handle({ type: "start" });
     return this;
   }
@@ -38,6 +47,8 @@ export class GatewayClient {
   /** Acknowledge what is done, and go. */
   close() {
     globalThis.removeEventListener?.("online", this.#wake);
+    globalThis.removeEventListener?.("pagehide", this.#hide);
+    globalThis.removeEventListener?.("pageshow", this.#wake);
     this.#handle({ type: "stop" });
   }
 
