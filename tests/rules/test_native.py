@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from oncewire import native
-from oncewire.agent.effects import Effect, Plain, finished, plain_of, sending_of
+from oncewire.agent.effects import Effect, Plain, finished, message_of, sending_of
 from oncewire.agent.outflow import outgoing
 from oncewire.contracts import blocks, hashes, runtime
 from oncewire.contracts.codec import BODY_BYTES_MAX
@@ -338,7 +338,7 @@ def caused(draw: Any) -> Plain:
     effect = Effect(
         draw(st.sampled_from(["evt.default.w.a.b", "evt.default.w.a.ü"])), {"text": draw(st.text(max_size=9))}
     )
-    plain = plain_of(effect, LEDGER, input_, draw(st.integers(0, 3_000)), "EVENTS")
+    plain = message_of(effect, LEDGER, input_, draw(st.integers(0, 3_000)), "EVENTS")
     assert plain is not None
     return plain
 
@@ -380,7 +380,7 @@ def test_ordinary_messages_take_the_compiled_way() -> None:
     envelope = decode_runtime(
         b'{"type":"T","payload":{}}', subject="evt.default.w.a", origin=Origin("S", 1, 2, 3), carried={}
     )
-    plain = plain_of(Effect("evt.default.w.x", {"a": "ü"}), LEDGER, Input(envelope, "key:a", b""), 0, "EVENTS")
+    plain = message_of(Effect("evt.default.w.x", {"a": "ü"}), LEDGER, Input(envelope, "key:a", b""), 0, "EVENTS")
     assert native.envelopes is not None
     assert native.is_plain is not None
     assert native.is_plain({"a": ["ü", 1, 1.5, None, True, {"b": {}}]})
@@ -391,7 +391,7 @@ def test_ordinary_messages_take_the_compiled_way() -> None:
     made = native.caused([plain], begin, Sending, Plain, Input, RuntimeEnvelope)
     assert made == finished(LEDGER, [plain])  # type: ignore[list-item]
     assert made
-    assert native.frames(outgoing(made), Outgoing, b"evt.default.w.x", [""], [""], 1) is not None
+    assert native.frames(outgoing(made), Outgoing, b"evt.default.w.x", 1, None, None, 1) is not None
     read = native.replies([HEAD + b".1.2.3.4.5"], HEAD + b".", Delivery, "ORDERS", "biller")
     assert read == [parse_reply(HEAD + b".1.2.3.4.5")]
 
@@ -430,7 +430,11 @@ def anything(*_: object, **__: object) -> object:
         lambda: native.columns([], Delivery, (5,)),  # type: ignore[misc, arg-type]
         lambda: native.columns([], Delivery, ("stream",) * 17),  # type: ignore[misc]
         lambda: native.caused([1], b"", bytes, 5, 5, 5),  # type: ignore[misc]
-        lambda: native.frames([1], Outgoing, b"x", [""], [""], 0),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", 1, None, None, 0),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", -1, None, None, 1),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", 2**70, None, None, 1),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", 1, ("a",), None, 1),  # type: ignore[misc]
+        lambda: native.frames([1], Outgoing, b"x", 1, None, ("a", "b", "c", 4), 1),  # type: ignore[misc]
         lambda: native.envelopes([b""], [ADDRESS], len, (), *"1234"),  # type: ignore[misc]
         lambda: native.envelopes(["{}"], [ADDRESS], len, runtime._MEMBERS, *"1234"),  # type: ignore[misc]
         lambda: native.envelopes([b"{}"], [()], len, runtime._MEMBERS, *"1234"),  # type: ignore[misc]
@@ -442,5 +446,5 @@ def anything(*_: object, **__: object) -> object:
     ],
 )
 def test_what_no_caller_may_pass_is_an_error(call: Callable[[], Any]) -> None:
-    with pytest.raises((TypeError, ValueError, BufferError)):
+    with pytest.raises((TypeError, ValueError, BufferError, OverflowError)):
         call()

@@ -35,7 +35,7 @@ from oncewire.errors import (
 )
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import each
-from oncewire.jetstream.plain import plain_frames
+from oncewire.jetstream.plain import Numbered, plain_frames
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.publish import (
     PUBLISH_TIMEOUT_S,
@@ -147,17 +147,14 @@ class Batch:
 
     def _steps(self) -> list[bytes]:
         """What goes out, a step at a time."""
-        last = len(self._messages)
-        head = f"{self._inbox.decode()}.{STEP}.fail."
-        replies = [f"{head}{number}.1.$FI" for number in range(1, last + 1)]
-        replies[0] = f"{head}1.0.$FI"
-        replies[-1] = f"{head}{last}.2.$FI"
-        plain = plain_frames(self._messages, [""] * last, replies, STEP)
+        reply = Numbered(f"{self._inbox.decode()}.{STEP}.fail.", ".0.$FI", ".1.$FI", ".2.$FI")
+        plain = plain_frames(self._messages, first=1, extra=None, reply=reply, step=STEP)
         if plain is not None:
             self._check_size(plain.longest, self._messages[0])
             return plain.pieces
-        frames = [self._frame(one, reply.encode()) for one, reply in zip(self._messages, replies, strict=True)]
-        return [b"".join(frames[at : at + STEP]) for at in range(0, last, STEP)]
+        replies = reply.texts(1, len(self._messages))
+        frames = [self._frame(one, text.encode()) for one, text in zip(self._messages, replies, strict=True)]
+        return [b"".join(frames[at : at + STEP]) for at in range(0, len(frames), STEP)]
 
     def _frame(self, message: Outgoing, reply: bytes) -> bytes:
         header = encode_header(message)

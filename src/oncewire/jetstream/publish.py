@@ -45,7 +45,7 @@ from oncewire.errors import (
 from oncewire.jetstream import codes, protocol
 from oncewire.jetstream.connection import Connection
 from oncewire.jetstream.options import State
-from oncewire.jetstream.plain import plain_frames
+from oncewire.jetstream.plain import Numbered, plain_frames
 from oncewire.jetstream.protocol import Message
 from oncewire.metrics import Histogram
 
@@ -547,15 +547,17 @@ class Publisher:
     def _batch_frames(self, messages: Sequence[Outgoing], batch: str, first: int) -> list[bytes]:
         """The first one is answered when the batch is open, the last one commits it; nobody answers in between."""
         last = len(messages)
-        numbers = {1: first, last: first + 1}
-        extras = [f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: {at}\r\n" for at in range(1, last + 1)]
-        extras[-1] += "Nats-Batch-Commit: 1\r\n"
-        inner = plain_frames(messages[1:-1], extras[1:-1], [""] * (last - 2))
+        lines = f"Nats-Batch-Id: {batch}\r\nNats-Batch-Sequence: "
+        extra = Numbered(lines, "\r\n", "\r\n", "\r\n")
+        inner = plain_frames(messages[1:-1], first=2, extra=extra, reply=None)
         if inner is not None:
             self.connection.check_size(inner.longest, reserve_of(messages[1].subject))
-            first_frame = self._frame(messages[0], first, extras[0])
-            return [first_frame, *inner.pieces, self._frame(messages[-1], first + 1, extras[-1])]
-        return [self._frame(one, numbers.get(at, 0), extras[at - 1]) for at, one in enumerate(messages, start=1)]
+            pieces = inner.pieces
+        else:
+            pieces = [self._frame(one, 0, f"{lines}{at}\r\n") for at, one in enumerate(messages[1:-1], start=2)]
+        opens = [self._frame(messages[0], first, f"{lines}1\r\n")] if last > 1 else []
+        commits = self._frame(messages[-1], first + 1, f"{lines}{last}\r\nNats-Batch-Commit: 1\r\n")
+        return [*opens, *pieces, commits]
 
     def _on_batch_reply(self, number: int, message: Message) -> None:
         """The first message is answered empty when the batch is open; the last one with the commit's PubAck."""

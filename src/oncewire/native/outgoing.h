@@ -50,10 +50,137 @@ static inline int append_quoted(Text *text, const Ascii *more)
     return APPEND(text, "\"") && append_ascii(text, more) && APPEND(text, "\"");
 }
 
+/* ---- frames of a batch */
+
+/* A text around a message's number in its batch: what stands before the number, and behind it in the first message, in those
+between, and in the last. Nothing at all where `before` has no data. */
+typedef struct {
+    Ascii before, behind[3];
+} Numbered;
+
+static int read_numbered(PyObject *given, Numbered *found)
+{
+    memset(found, 0, sizeof *found);
+    if (given == Py_None)
+        return 1;
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 4)
+        return 0;
+    int is_good = ascii_of(PyTuple_GET_ITEM(given, 0), &found->before);
+    for (int n = 0; n < 3; n++)
+        is_good &= ascii_of(PyTuple_GET_ITEM(given, n + 1), &found->behind[n]);
+    return is_good;
+}
+
+static inline int digits_of(unsigned long long value)
+{
+    int count = 1;
+    while (value /= 10)
+        count++;
+    return count;
+}
+
+/* One message of the batch: what its frame is made of, all of it borrowed. */
+typedef struct {
+    Ascii id, trace, payload;
+    unsigned long long number;
+    int which; /* 0 the first, 1 one between, 2 the last */
+} Framed;
+
+static inline size_t numbered_size(const Numbered *text, const Framed *one)
+{
+    return text->before.data ? text->before.size + digits_of(one->number) + text->behind[one->which].size : 0;
+}
+
+static inline char *put(char *to, const void *data, size_t size)
+{
+    memcpy(to, data, size);
+    return to + size;
+}
+
+#define PUT(to, constant) put(to, constant, sizeof(constant) - 1)
+
+static inline char *put_number(char *to, unsigned long long value)
+{
+    int count = digits_of(value);
+    for (int n = count; n-- > 0; value /= 10)
+        to[n] = '0' + value % 10;
+    return to + count;
+}
+
+static inline char *put_numbered(char *to, const Numbered *text, const Framed *one)
+{
+    if (text->before.data == NULL)
+        return to;
+    to = put_number(put(to, text->before.data, text->before.size), one->number);
+    return put(to, text->behind[one->which].data, text->behind[one->which].size);
+}
+
+typedef struct {
+    Ascii target;
+    Numbered extra, reply;
+} Around;
+
+static inline size_t head_size(const Around *around, const Framed *one)
+{
+    return sizeof("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n") - 1 + one->id.size + one->trace.size
+           + numbered_size(&around->extra, one);
+}
+
+static inline size_t frame_size(const Around *around, const Framed *one)
+{
+    size_t head = head_size(around, one), size = head + one->payload.size;
+    return sizeof("HPUB    \r\n\r\n") - 1 + around->target.size + numbered_size(&around->reply, one) + digits_of(head)
+           + digits_of(size) + size;
+}
+
+static inline char *put_frame(char *to, const Around *around, const Framed *one)
+{
+    size_t head = head_size(around, one);
+    to = put(PUT(to, "HPUB "), around->target.data, around->target.size);
+    to = put_numbered(PUT(to, " "), &around->reply, one);
+    to = put_number(PUT(to, " "), head);
+    to = put_number(PUT(to, " "), head + one->payload.size);
+    to = put(PUT(to, "\r\nNATS/1.0\r\nNats-Msg-Id: "), one->id.data, one->id.size);
+    to = put(PUT(to, "\r\ntraceparent: "), one->trace.data, one->trace.size);
+    to = PUT(put_numbered(PUT(to, "\r\n"), &around->extra, one), "\r\n");
+    return PUT(put(to, one->payload.data, one->payload.size), "\r\n");
+}
+
+/* 0 when the message (an Outgoing, whose fields stand at `at`) needs a closer look. */
+static int read_framed(PyObject *message, const Py_ssize_t at[], const Ascii *subject, Framed *to)
+{
+    PyObject *payload = field(message, at[1]);
+    Ascii own, stream;
+    if (!ascii_of(field(message, at[0]), &own) || !ascii_of(field(message, at[2]), &to->id)
+        || !ascii_of(field(message, at[7]), &to->trace) || !ascii_of(field(message, at[4]), &stream) || stream.size
+        || field(message, at[3]) != Py_None || field(message, at[5]) != Py_None || field(message, at[6]) != Py_None
+        || payload == NULL || !PyBytes_Check(payload) || !to->id.size || !to->trace.size || !is_plain(&to->id)
+        || !is_plain(&to->trace))
+        return 0;
+    to->payload = (Ascii){PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)};
+    return subject->size == own.size && memcmp(subject->data, own.data, own.size) == 0;
+}
+
+static PyObject *piece_of(const Around *around, const Framed *all, Py_ssize_t count)
+{
+    size_t size = 0;
+    for (Py_ssize_t n = 0; n < count; n++)
+        size += frame_size(around, &all[n]);
+    PyObject *piece = PyBytes_FromStringAndSize(NULL, size);
+    if (piece == NULL)
+        return NULL;
+    char *to = PyBytes_AS_STRING(piece);
+    for (Py_ssize_t n = 0; n < count; n++)
+        to = put_frame(to, around, &all[n]);
+    return piece;
+}
+
 PyDoc_STRVAR(frames_doc,
-    "frames(messages, kind, target, extras, replies, step) -> (pieces, longest) | None\n\n"
+    "frames(messages, kind, target, first, extra, reply, step) -> (pieces, longest) | None\n\n"
     "The frames of messages (all of type `kind`, Outgoing) to one subject that carry an id and a trace and nothing else,\n"
-    "`step` of them to a piece, and the size of the longest with its headers. None when there is another among them.");
+    "`step` of them to a piece, and the size of the longest with its headers. `extra` (header lines) and `reply` are texts\n"
+    "around the message's number, which counts from `first`: (before, behind in the first, between, in the last), or None.\n"
+    "None when there is another message among them.");
 
 static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -61,13 +188,15 @@ static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t narg
         "subject", "payload", "msg_id", "headers", "expected_stream", "expected_last_sequence",
         "expected_last_subject_sequence", "traceparent",
     };
-    Py_ssize_t at[8], step, longest = 0;
-    Ascii target, subject;
+    Py_ssize_t at[8], step = 0, first = 0, longest = 0;
+    Around around;
+    Ascii subject;
     (void)module;
-    if (nargs != 6 || !PyType_Check(args[1]) || !PyBytes_Check(args[2]) || !PyList_CheckExact(args[3])
-        || !PyList_CheckExact(args[4]) || (step = PyLong_AsSsize_t(args[5])) < 1) {
+    if (nargs != 7 || !PyType_Check(args[1]) || !PyBytes_Check(args[2]) || (first = PyLong_AsSsize_t(args[3])) < 0
+        || !read_numbered(args[4], &around.extra) || !read_numbered(args[5], &around.reply)
+        || (step = PyLong_AsSsize_t(args[6])) < 1) {
         if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_TypeError, "frames(sequence, type, bytes, list, list, step)");
+            PyErr_SetString(PyExc_TypeError, "frames(sequence, type, bytes, first, tuple, tuple, step)");
         return NULL;
     }
     PyObject *messages = PySequence_Fast(args[0], "messages must be a sequence");
@@ -75,51 +204,30 @@ static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t narg
         return NULL;
     Py_ssize_t count = PySequence_Fast_GET_SIZE(messages);
     PyObject *pieces = PyList_New(0);
-    Text text = {NULL, 0, 0};
-    int is_odd = PyList_GET_SIZE(args[3]) != count || PyList_GET_SIZE(args[4]) != count || !count
-                 || !places_of(args[1], names, 8, at);
-    int is_failed = pieces == NULL;
-    target = (Ascii){PyBytes_AS_STRING(args[2]), PyBytes_GET_SIZE(args[2])};
-    subject = (Ascii){NULL, 0};
+    Framed *all = PyMem_New(Framed, count + 1);
+    int is_failed = pieces == NULL || all == NULL;
+    if (all == NULL)
+        PyErr_NoMemory();
+    around.target = (Ascii){PyBytes_AS_STRING(args[2]), PyBytes_GET_SIZE(args[2])};
+    int is_odd = !count || !places_of(args[1], names, 8, at)
+                 || !Py_IS_TYPE(PySequence_Fast_GET_ITEM(messages, 0), (PyTypeObject *)args[1])
+                 || !ascii_of(field(PySequence_Fast_GET_ITEM(messages, 0), at[0]), &subject);
     for (Py_ssize_t n = 0; n < count && !is_odd && !is_failed; n++) {
-        PyObject *one = PySequence_Fast_GET_ITEM(messages, n), *payload, *headers, *expected;
-        Ascii id, trace, extra, reply, own_subject, stream;
-        is_odd = !Py_IS_TYPE(one, (PyTypeObject *)args[1]);
-        if (is_odd)
-            break;
-        payload = field(one, at[1]);
-        headers = field(one, at[3]);
-        expected = field(one, at[4]);
-        is_odd = !ascii_of(field(one, at[0]), &own_subject) || !ascii_of(field(one, at[2]), &id)
-                 || !ascii_of(field(one, at[7]), &trace) || !ascii_of(PyList_GET_ITEM(args[3], n), &extra)
-                 || !ascii_of(PyList_GET_ITEM(args[4], n), &reply) || !ascii_of(expected, &stream) || stream.size
-                 || headers != Py_None || field(one, at[5]) != Py_None || field(one, at[6]) != Py_None
-                 || payload == NULL || !PyBytes_Check(payload) || !id.size || !trace.size || !is_plain(&id)
-                 || !is_plain(&trace);
-        if (is_odd)
-            break;
-        if (n == 0)
-            subject = own_subject;
-        is_odd = subject.size != own_subject.size || memcmp(subject.data, own_subject.data, subject.size) != 0;
-        if (is_odd)
-            break;
-        Py_ssize_t head = sizeof("NATS/1.0\r\nNats-Msg-Id: \r\ntraceparent: \r\n\r\n") - 1 + id.size + trace.size + extra.size;
-        Py_ssize_t size = head + PyBytes_GET_SIZE(payload);
-        longest = size > longest ? size : longest;
-        is_failed = !(APPEND(&text, "HPUB ") && append_ascii(&text, &target) && APPEND(&text, " ")
-                      && append_ascii(&text, &reply) && APPEND(&text, " ") && append_number(&text, head)
-                      && APPEND(&text, " ") && append_number(&text, size) && APPEND(&text, "\r\nNATS/1.0\r\nNats-Msg-Id: ")
-                      && append_ascii(&text, &id) && APPEND(&text, "\r\ntraceparent: ") && append_ascii(&text, &trace)
-                      && APPEND(&text, "\r\n") && append_ascii(&text, &extra) && APPEND(&text, "\r\n")
-                      && append(&text, PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)) && APPEND(&text, "\r\n"));
-        if (!is_failed && ((n + 1) % step == 0 || n + 1 == count)) {
-            PyObject *piece = PyBytes_FromStringAndSize((const char *)text.data, text.size);
-            is_failed = piece == NULL || PyList_Append(pieces, piece) < 0;
-            Py_XDECREF(piece);
-            text.size = 0;
+        PyObject *one = PySequence_Fast_GET_ITEM(messages, n);
+        all[n].number = first + n;
+        all[n].which = n == count - 1 ? 2 : n != 0;
+        is_odd = !Py_IS_TYPE(one, (PyTypeObject *)args[1]) || !read_framed(one, at, &subject, &all[n]);
+        if (!is_odd) {
+            Py_ssize_t size = head_size(&around, &all[n]) + all[n].payload.size;
+            longest = size > longest ? size : longest;
         }
     }
-    PyMem_Free(text.data);
+    for (Py_ssize_t n = 0; n < count && !is_odd && !is_failed; n += step) {
+        PyObject *piece = piece_of(&around, &all[n], count - n < step ? count - n : step);
+        is_failed = piece == NULL || PyList_Append(pieces, piece) < 0;
+        Py_XDECREF(piece);
+    }
+    PyMem_Free(all);
     Py_DECREF(messages);
     if (is_failed || is_odd) {
         Py_XDECREF(pieces);
@@ -195,7 +303,7 @@ typedef struct {
 /* 0 when one of its fields needs a closer look. */
 static int read_caused(const Kinds *kinds, PyObject *effect, Caused *to)
 {
-    PyObject *cause, *envelope, *around, *follows;
+    PyObject *cause, *envelope, *around, *follows, *payload;
     if (!Py_IS_TYPE(effect, kinds->plain) || !(cause = field(effect, kinds->in_plain[0]))
         || !Py_IS_TYPE(cause, kinds->input) || !(envelope = field(cause, kinds->in_input[1]))
         || !Py_IS_TYPE(envelope, kinds->envelope) || !(around = field(effect, kinds->in_plain[4]))
@@ -212,9 +320,10 @@ static int read_caused(const Kinds *kinds, PyObject *effect, Caused *to)
     if (!ascii_of(field(cause, kinds->in_input[0]), &to->identity) || !is_plain(&to->identity)
         || !ascii_of(field(envelope, kinds->in_envelope[0]), &to->cause_id) || !is_plain(&to->cause_id)
         || !ascii_of(field(envelope, kinds->in_envelope[2]), &to->trace_id) || to->trace_id.size != TRACE_ID_CHARS
-        || !utf8_of(field(effect, kinds->in_plain[5]), &to->payload) || !to->subject || !to->stream || !to->index
+        || !(payload = field(effect, kinds->in_plain[5])) || !PyBytes_Check(payload) || !to->subject || !to->stream || !to->index
         || !PyLong_CheckExact(to->index) || !to->ts || !PyLong_CheckExact(to->ts))
         return 0;
+    to->payload = (Ascii){PyBytes_AS_STRING(payload), PyBytes_GET_SIZE(payload)};
     to->correlation = to->cause_id;
     return follows == Py_None || (ascii_of(follows, &to->correlation) && is_plain(&to->correlation));
 }
