@@ -161,3 +161,30 @@ def test_where_the_server_takes_little_each_effect_is_measured(bench: Bench) -> 
     group = GroupCommit(bench.store, Limits(bench.ledger, 5, lambda _: STREAM, check_size, 0), SOURCES)
     group.run(items, {}, [])
     assert [Outcome.DONE, Outcome.TERMINATED, Outcome.DONE] == outcomes(group)
+
+
+class Order(msgspec.Struct):
+    cents: int
+
+
+def test_an_input_that_does_not_fit_its_type_leaves_its_neighbours_alone(bench: Bench) -> None:
+    """They are decoded together, and the entries stand in the order of their effects."""
+    seen: list[int] = []
+
+    def handle(ctx: Any, order: Order) -> list[Effect]:
+        seen.append(order.cents)
+        return [Effect("evt.default.default.billing.charged", {"cents": order.cents})] * order.cents
+
+    bench.agent = Agent("biller")
+    bench.agent.on(SUBJECT)(handle)
+    odd: Any = "many"
+
+    settled, group = bench.commit(message(1, "a", 2), message(2, "b", odd), message(3, "c", 0), message(4, "d", 1))
+
+    assert [Outcome.DONE, Outcome.TERMINATED, Outcome.DONE, Outcome.DONE] == outcomes(group)
+    assert [2, 0, 1] == seen
+    assert [1, 2, 3, 4] == [entry.sequence for entry in group.entries]
+    assert [2, 1, 0, 1] == [entry.effects for entry in group.entries]
+    charged = "evt.default.default.billing.charged"
+    assert [charged, charged, "dlq_requests.biller", charged] == [one.subject for one in settled.sendings]
+    assert ["contract_violation: payload.cents: Expected `int`, got `str`"] == [reason for _, reason in settled.terms]

@@ -10,7 +10,7 @@ import pydantic
 import pytest
 
 from oncewire.agent import Agent, Context
-from oncewire.agent.handlers import decoder_of, find_handler, make_handler
+from oncewire.agent.handlers import UNREAD, decoders_of, find_handler, make_handler
 from oncewire.errors import ContractViolation, Refused, TimedOut
 
 
@@ -43,14 +43,14 @@ class AsTyped(TypedDict):
 
 @pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel])
 def test_a_payload_is_decoded_by_the_hint(kind: type) -> None:
-    order = decoder_of(kind)({"id": "o1", "lines": [{"sku": "a"}]})
+    order = decoders_of(kind)[0]({"id": "o1", "lines": [{"sku": "a"}]})
     assert isinstance(order, kind)
     assert (order.id, order.lines[0].count) == ("o1", 1)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", [dict, dict[str, Any], Any, AsTyped])
 def test_a_dict_stays_a_dict(kind: Any) -> None:
-    assert decoder_of(kind)({"id": "o1", "lines": []}) == {"id": "o1", "lines": []}
+    assert decoders_of(kind)[0]({"id": "o1", "lines": []}) == {"id": "o1", "lines": []}
 
 
 @pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel])
@@ -60,8 +60,35 @@ def test_a_dict_stays_a_dict(kind: Any) -> None:
 )
 def test_a_payload_that_does_not_fit_names_the_field(kind: type, payload: dict[str, Any], field: str) -> None:
     with pytest.raises(ContractViolation) as caught:
-        decoder_of(kind)(payload)
+        decoders_of(kind)[0](payload)
     assert field in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel, AsTyped, dict, Any])
+def test_many_payloads_are_decoded_like_one_or_left_to_it(kind: Any) -> None:
+    payloads = [{"id": f"o{one}", "lines": [{"sku": "a"}]} for one in range(3)]
+    one, many = decoders_of(kind)
+    assert many(payloads) in ([one(payload) for payload in payloads], [UNREAD] * 3)
+
+
+@pytest.mark.parametrize("kind", [AsDataclass, AsStruct, AsModel])
+def test_where_one_does_not_fit_each_is_tried_by_itself(kind: type) -> None:
+    assert [UNREAD] * 2 == decoders_of(kind)[1]([{"id": "o1", "lines": []}, {"id": 1, "lines": []}])
+
+
+@dataclass
+class Slow:
+    """Runs something of its own."""
+
+    id: str
+
+    def __post_init__(self) -> None:
+        self.id = self.id.upper()
+
+
+def test_a_type_that_runs_something_of_its_own_does_so_in_its_turn() -> None:
+    one, many = decoders_of(Slow)
+    assert (Slow("o1"), [UNREAD]) == (one({"id": "o1"}), many([{"id": "o1"}]))
 
 
 def test_a_name_is_the_agents_own_command_and_a_subject_stays() -> None:

@@ -731,7 +731,7 @@ def test_messages_that_are_written_together_keep_their_own_causes() -> None:
         )
         for at in range(5)
     ]  # fmt: skip
-    messages: list[runtime.Caused] = [(frame, "{}", f"fx.{one.ts}", "2" * 16, one) for one in causes]
+    messages: list[runtime.Caused] = [(frame, b"{}", f"fx.{one.ts}", "2" * 16, one) for one in causes]
 
     together = runtime.write_all_caused(messages)
 

@@ -18,16 +18,16 @@ published before the message is settled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import msgspec
 
 from oncewire import logs
-from oncewire.agent.context import Context
+from oncewire.agent.context import Context, SyncWork
 from oncewire.agent.effects import (
     Effect,
     Plain,
@@ -36,16 +36,17 @@ from oncewire.agent.effects import (
     delayed_of,
     effects_of,
     finished,
+    frame_of,
     plain_of,
     sending_of,
 )
-from oncewire.agent.handlers import Handler
+from oncewire.agent.handlers import UNREAD, Handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids, letters, subjects
 from oncewire.contracts.blocks import Outcome, raw_digest
 from oncewire.contracts.inputs import Input
-from oncewire.contracts.runtime import FRAMED_BYTES_MAX
-from oncewire.errors import ContractViolation, Refused, TooLarge
+from oncewire.contracts.runtime import FRAMED_BYTES_MAX, Frame, RuntimeEnvelope
+from oncewire.errors import ContractViolation, TooLarge
 from oncewire.fields import columns, distinct
 from oncewire.jetstream.protocol import Message, parse_time_ns
 from oncewire.jetstream.pull import Delivery
@@ -56,6 +57,7 @@ from oncewire.ledger.store import Appended, Attempt, Mark, Store
 
 NO_HANDLER = "no_handler"
 IDENTITY_CONFLICT = "identity_conflict"
+_set_trace_id = logs.trace_id.set
 _TERMINAL = (Outcome.TERMINATED, Outcome.DEAD)
 """Settled by TERM: the server tells that it was given up."""
 
@@ -148,33 +150,6 @@ class Limits(NamedTuple):
     """Called from the ledger's thread before it waits for the disk: until it is back, the interpreter is free."""
 
 
-class SyncWork:
-    """The transaction behind a `def` handler: a savepoint opens on the first use of `ctx.tx`."""
-
-    __slots__ = ("is_open", "store")
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.is_open = False
-
-    def open_tx(self) -> Any:
-        if not self.is_open:
-            self.store.savepoint()
-            self.is_open = True
-        return self.store.connection
-
-    def section(self) -> Any:
-        raise Refused("a `def` handler uses ctx.tx directly")
-
-    async def once(self, *_: object) -> Any:
-        raise Refused("ctx.once needs an `async def` handler")
-
-    def finish(self, *, is_good: bool) -> None:
-        if self.is_open:
-            self.is_open = False
-            (self.store.keep if is_good else self.store.undo)()
-
-
 class GroupCommit:
     """Decides on one batch inside one transaction."""
 
@@ -184,6 +159,9 @@ class GroupCommit:
         self.sources = sources
         self.entries: list[Entry] = []
         self._outcomes: list[_Ended] = []
+        self._done: list[Item] = []
+        self._done_effects: list[int] = []
+        """Done since the last of `_outcomes`, and how many effects each has: mostly that is all there is."""
         self.sendings: list[Sending | Plain] = []
         self.delayed: list[Delayed] = []
         self.failed: list[Attempt] = []
@@ -193,6 +171,8 @@ class GroupCommit:
         self._has_room = _takes_every_plain_one(limits)
         self._now: dict[bytes, bytes] = {}
         self._here: set[bytes] = set()
+        self._ways: dict[tuple[str, str], tuple[str, Frame | None]] = {}
+        """By subject and type of an effect: its stream, and the frame of its envelope."""
         self._twins: list[Item] = []
         self._is_fresh = False
         """Nothing of the batch was seen before, or stands in it twice: nobody asks what it has settled so far."""
@@ -204,11 +184,11 @@ class GroupCommit:
         try:
             found = self.begin(items, may_wait=True)
             self._is_fresh = _are_fresh(items, found)
-            decide = self._handle if self._is_fresh else partial(self.decide, found=found)
-            until = time.monotonic() + self.limits.budget_s
-            for index, item in enumerate(items):
-                decide(item)
-                if time.monotonic() > until:
+            deciding = self._handling(items) if self._is_fresh else map(self.decide, items, repeat(found))
+            clock = time.monotonic
+            until = clock() + self.limits.budget_s
+            for index, _ in enumerate(deciding):
+                if clock() > until:
                     self._leave(items[index + 1 :])
                     break
             self.limits.at("handled")
@@ -260,12 +240,18 @@ class GroupCommit:
 
     def _write_entries(self) -> None:
         """What the outcomes mean for the ledger and for the inputs, step by step over all of them."""
-        if not self._outcomes:
+        if self._outcomes:
+            self._end_done()
+            items, outcomes, keys, errors, effects = columns(
+                self._outcomes, _Ended, "item", "outcome", "key", "error", "effects"
+            )
+        elif self._done:
+            items, effects, count = self._done, self._done_effects, len(self._done)
+            (keys,) = columns(items, Item, "key")
+            outcomes, errors = [Outcome.DONE] * count, [""] * count
+        else:
             return
         out = self.out
-        items, outcomes, keys, errors, effects = columns(
-            self._outcomes, _Ended, "item", "outcome", "key", "error", "effects"
-        )
         messages, places, inputs, subjects_, at_keys = columns(
             items, Item, "message", "delivery", "input", "subject", "at_key"
         )
@@ -297,6 +283,12 @@ class GroupCommit:
             else:
                 out.acks.append(message)
 
+    def _end_done(self) -> None:
+        """Entries stand in the order of their effects."""
+        done = zip(self._done, self._done_effects, strict=True)
+        self._outcomes += [_Ended(item, Outcome.DONE, item.key, "", effects) for item, effects in done]
+        self._done, self._done_effects = [], []
+
     def _leave(self, items: Sequence[Item]) -> None:
         self.out.left += items
 
@@ -324,7 +316,7 @@ class GroupCommit:
         elif item.handler.is_async:
             self.out.later.append(item)
         else:
-            self._handle(item)
+            self._handle(item, context_of(item, self._work, is_async=False), UNREAD)
 
     def _again(self, item: Item, block: int) -> None:
         """The same position again: nothing to add, its effects may still be on their way."""
@@ -355,35 +347,57 @@ class GroupCommit:
         """An edited replay of something that is done by now: it names the content that it stands for."""
         return item.carried.get(names.REPLAY_REPLACES, "") == done.hex()
 
-    def _handle(self, item: Item) -> None:
-        input_, handler, work = item.input, item.handler, self._work
+    def _handling(self, items: Sequence[Item]) -> Iterator[None]:
+        """Handles one more at each step. What they need is made ready for all of them first: that is cheaper."""
+        inputs, places, subjects_, handlers = columns(items, Item, "input", "delivery", "subject", "handler")
+        envelopes, identities = columns(inputs, Input, "envelope", "identity")
+        at = columns(places, Delivery, "stream", "sequence", "consumer", "deliveries")
+        contexts = map(Context, envelopes, identities, subjects_, *at, repeat(self._work), repeat(False))
+        payloads = repeat(UNREAD)
+        if len(distinct(handlers)) == 1:
+            payloads = handlers[0].decode_all(columns(envelopes, RuntimeEnvelope, "payload")[0])
+        return map(self._handle, items, contexts, payloads)
+
+    def _handle(self, item: Item, context: Context, payload: Any) -> None:
+        handler, input_, work, sendings = item.handler, item.input, self._work, self.sendings
         assert input_ is not None
         assert handler is not None
-        context = context_of(item, work, is_async=False)
-        start, late = len(self.sendings), len(self.delayed)
-        logs.trace_id.set(input_.envelope.trace_id)
+        start, late = len(sendings), len(self.delayed)
+        envelope = context.envelope
+        _set_trace_id(envelope.trace_id)
         try:
             if self.limits.around is None:
-                returned = _call(handler, context, input_)
+                returned = handler.run(context, handler.decode(envelope.payload) if payload is UNREAD else payload)
             else:
-                self.began_ns[item.at_key] = time.time_ns()
-                with self.limits.around(item):
-                    returned = _call(handler, context, input_)
-            if returned is not None:
-                self._add_effects(input_, returned)
+                returned = self._traced(item, context, payload)
+            if type(returned) is Effect:  # as most do
+                self._add_effect(input_, 0, returned)
+            elif returned is not None:
+                for index, effect in enumerate(effects_of(returned)):
+                    self._add_effect(input_, index, effect)
         except Exception as error:
-            del self.sendings[start:], self.delayed[late:]
+            del sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
             self.fail(item, error)
-        else:
-            if work.is_open:
-                work.finish(is_good=True)  # an error here is the store's, not the handler's
-            self._outcomes.append(_Ended(item, Outcome.DONE, item.key, "", len(self.sendings) - start))
-            if not self._is_fresh:
-                self._now[item.key] = input_.digest
-                self._here.add(item.at_key)
-            if self.began_ns:
-                self._worked(item, start)
+            return
+        if work.is_open:
+            work.finish(is_good=True)  # an error here is the store's, not the handler's
+        self._done.append(item)
+        self._done_effects.append(len(sendings) - start)
+        if not self._is_fresh:
+            self._now[item.key] = input_.digest
+            self._here.add(item.at_key)
+        if self.began_ns:
+            self._worked(item, start)
+
+    def _traced(self, item: Item, context: Context, payload: Any) -> Any:
+        """The handler inside its span."""
+        assert item.handler is not None
+        assert self.limits.around is not None
+        self.began_ns[item.at_key] = time.time_ns()
+        with self.limits.around(item):
+            decoded = item.handler.decode(context.envelope.payload) if payload is UNREAD else payload
+            return item.handler.run(context, decoded)
 
     def _worked(self, item: Item, start: int, error: str = "") -> None:
         began_ns = self.began_ns.get(item.at_key)
@@ -395,7 +409,8 @@ class GroupCommit:
         start, late = len(self.sendings), len(self.delayed)
         try:
             assert item.input is not None
-            self._add_effects(item.input, effects)
+            for index, effect in enumerate(effects):
+                self._add_effect(item.input, index, effect)
         except Exception:
             del self.sendings[start:], self.delayed[late:]
             raise
@@ -403,20 +418,19 @@ class GroupCommit:
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
         self._worked(item, start)
 
-    def _add_effects(self, input_: Input, returned: object) -> None:
-        if type(returned) is Effect:  # as most do
-            self._add_effect(input_, 0, returned)
-            return
-        for index, effect in enumerate(effects_of(returned)):
-            self._add_effect(input_, index, effect)
-
     def _add_effect(self, input_: Input, index: int, effect: Effect) -> None:
         limits = self.limits
-        stream = limits.stream_of(effect.subject)
-        plain = plain_of(effect, limits.ledger, input_, index, stream) if self._has_room else None
-        if plain is not None:
-            self.sendings.append(plain)
-            return
+        way = self._ways.get((effect.subject, effect.type))
+        if way is None:
+            stream = limits.stream_of(effect.subject)
+            around = frame_of(limits.ledger, effect.subject, effect.type) if self._has_room else None
+            way = self._ways[effect.subject, effect.type] = (stream, around)
+        stream, around = way
+        if around is not None:
+            plain = plain_of(effect, input_, index, stream, around)
+            if plain is not None:
+                self.sendings.append(plain)
+                return
         sending = sending_of(effect, limits.ledger, input_, index, stream)
         limits.check_size(sending)
         if effect.delay_s:
@@ -454,18 +468,13 @@ class GroupCommit:
         self._settle(item, outcome, item.at_key, error=reason, effects=1)
 
     def _settle(self, item: Item, outcome: Outcome, key: bytes, *, error: str = "", effects: int = 0) -> None:
+        self._end_done()
         self._outcomes.append(_Ended(item, outcome, key, error, effects))
         self._here.add(item.at_key)
 
     def _count(self, what: str) -> None:
         counts = self.out.counts
         counts[what] = counts.get(what, 0) + 1
-
-
-def _call(handler: Handler, context: Context, input_: Input) -> Any:
-    if handler.every_s:
-        return handler.run(context)
-    return handler.run(context, handler.decode(input_.envelope.payload))
 
 
 class _Nameless(NamedTuple):

@@ -15,6 +15,7 @@ import msgspec
 from oncewire.agent.effects import derived_hex
 from oncewire.contracts.runtime import RuntimeEnvelope
 from oncewire.errors import Refused
+from oncewire.ledger.store import Store
 
 
 class Work(Protocol):
@@ -25,6 +26,33 @@ class Work(Protocol):
     def open_tx(self) -> Any: ...
     def section(self) -> Any: ...
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+
+
+class SyncWork:
+    """The transaction behind a `def` handler: a savepoint opens on the first use of `ctx.tx`."""
+
+    __slots__ = ("is_open", "store")
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.is_open = False
+
+    def open_tx(self) -> Any:
+        if not self.is_open:
+            self.store.savepoint()
+            self.is_open = True
+        return self.store.connection
+
+    def section(self) -> Any:
+        raise Refused("a `def` handler uses ctx.tx directly")
+
+    async def once(self, *_: object) -> Any:
+        raise Refused("ctx.once needs an `async def` handler")
+
+    def finish(self, *, is_good: bool) -> None:
+        if self.is_open:
+            self.is_open = False
+            (self.store.keep if is_good else self.store.undo)()
 
 
 class Context(msgspec.Struct, eq=False):

@@ -82,18 +82,23 @@ class Plain(msgspec.Struct, frozen=True, gc=False):
     subject: str
     stream: str
     around: runtime.Frame
-    payload: str
+    payload: bytes
 
 
-def plain_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Plain | None:
+def plain_of(effect: Effect, cause: Input, index: int, stream: str, around: runtime.Frame) -> Plain | None:
     """An effect as most are. None: it takes `sending_of`. The payload is written now: a handler may change it later."""
-    if type(effect.payload) is not dict or effect.headers or effect.delay_s:
+    payload = effect.payload
+    if type(payload) is not dict or effect.headers or effect.delay_s:
         return None
-    around = _frame(ledger, effect.subject, effect.type)
-    if around is None:
-        return None
-    written = runtime.write_plain(effect.payload, cause.envelope)
+    written = runtime.write_plain(payload, cause.envelope)
     return Plain(cause, index, effect.subject, stream, around, written) if written is not None else None
+
+
+def message_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Plain | Sending:
+    """Any effect, as a batch takes it; `finished` makes messages of all of them."""
+    around = frame_of(ledger, effect.subject, effect.type)
+    plain = plain_of(effect, cause, index, stream, around) if around is not None else None
+    return plain or sending_of(effect, ledger, cause, index, stream)
 
 
 def finished(ledger: Ledger, effects: Sequence[Sending | Plain]) -> list[Sending]:
@@ -155,7 +160,7 @@ def _carried_on(subject: str, tenant: str, workspace: str) -> tuple[Family | Non
 
 
 @lru_cache(maxsize=4096)
-def _frame(ledger: Ledger, subject: str, type_: str) -> runtime.Frame | None:
+def frame_of(ledger: Ledger, subject: str, type_: str) -> runtime.Frame | None:
     """What is the same for all effects of an agent on a subject, written and checked once; None: another envelope."""
     found, address = _carried_on(subject, ledger.tenant, ledger.workspace)
     if found is not Family.RUNTIME:

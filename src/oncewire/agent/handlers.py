@@ -11,7 +11,7 @@ import inspect
 import time
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,16 +19,19 @@ from oncewire.contracts import subjects
 from oncewire.errors import ContractViolation, Refused, TimedOut
 
 TICK = "tick"
+UNREAD: Final = object()
+"""In place of a payload that was not decoded with the others."""
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A registered handler."""
+    """A registered handler. `run` takes the context and the payload, whatever the function takes."""
 
     name: str
     pattern: str
     run: Callable[..., Any]
     is_async: bool
     decode: Callable[[dict[str, Any]], Any]
+    decode_all: Callable[[list[dict[str, Any]]], list[Any]]
     rate_per_s: float = 0.0
     timeout_s: float = 0.0
     every_s: float = 0.0
@@ -48,9 +51,19 @@ def make_handler(
         raise Refused(f"handler {name}: rate_per_s and timeout_s are positive, or 0 for none")
     hint = dict if every_s else _hint(run, parameters[1].name)
     is_async = inspect.iscoroutinefunction(run)
+    if every_s:
+        run = _without_payload(run)
     if timeout_s and not is_async:
         run = _timed(run, name, timeout_s)
-    return Handler(name, pattern, run, is_async, decoder_of(hint), rate_per_s, timeout_s, every_s)
+    return Handler(name, pattern, run, is_async, *decoders_of(hint), rate_per_s, timeout_s, every_s)
+
+
+def _without_payload(run: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run)
+    def ticked(context: Any, _: object) -> Any:
+        return run(context)
+
+    return ticked
 
 
 def _timed(run: Callable[..., Any], name: str, timeout_s: float) -> Callable[..., Any]:
@@ -77,13 +90,31 @@ def _hint(run: Callable[..., Any], parameter: str) -> Any:
         ) from None
 
 
-def decoder_of(hint: Any) -> Callable[[dict[str, Any]], Any]:
-    """From a JSON object to the type of the hint, or ContractViolation naming the field."""
+def decoders_of(hint: Any) -> tuple[Callable[[dict[str, Any]], Any], Callable[[list[dict[str, Any]]], list[Any]]]:
+    """From a JSON object to the type of the hint, or ContractViolation naming the field; and the same for many at once,
+    UNREAD for all of them where it must be tried with each."""
     if hint in (dict, Any) or typing.get_origin(hint) is dict:
-        return lambda payload: payload
+        return (lambda payload: payload), (lambda payloads: payloads)
     if hasattr(hint, "model_validate"):
-        return lambda payload: _pydantic(hint, payload)
-    return _converter(hint)
+        return (lambda payload: _pydantic(hint, payload)), _each_by_itself
+    # What a type runs by itself may take long, and not all that was asked for may come to its turn.
+    return _converter(hint), _each_by_itself if hasattr(hint, "__post_init__") else _converter_of_all(hint)
+
+
+def _each_by_itself(payloads: list[dict[str, Any]]) -> list[Any]:
+    return [UNREAD] * len(payloads)
+
+
+def _converter_of_all(hint: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
+    convert, many = msgspec.convert, list[hint]
+
+    def converted(payloads: list[dict[str, Any]]) -> list[Any]:
+        try:
+            return convert(payloads, many)
+        except Exception:  # whose fault it is shows when each is tried
+            return _each_by_itself(payloads)
+
+    return converted
 
 
 def _converter(hint: Any) -> Callable[[dict[str, Any]], Any]:

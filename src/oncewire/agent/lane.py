@@ -23,10 +23,8 @@ from oncewire import logs
 from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
 from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
-from oncewire.agent.context import Context, encode_result, run_call
+from oncewire.agent.context import encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
-from oncewire.agent.handlers import Handler
-from oncewire.contracts.inputs import Input
 from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
 
 SECTIONS_MAX = 64
@@ -118,7 +116,7 @@ class Task:
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 with traces.around(self.lane.commits.tracer, self.item):
-                    return await _call(handler, context, input_)
+                    return await handler.run(context, handler.decode(input_.envelope.payload))
         except TimeoutError:
             if limit.expired():
                 raise TimedOut(f"handler {handler.name} took longer than {timeout_s:g} s") from None
@@ -129,12 +127,6 @@ class Task:
         if self.running is not None and not self.running.done():
             self.running.cancel()
             await asyncio.wait([self.running])
-
-
-async def _call(handler: Handler, context: Context, input_: Input) -> object:
-    if handler.every_s:
-        return await handler.run(context)
-    return await handler.run(context, handler.decode(input_.envelope.payload))
 
 
 class Lane:

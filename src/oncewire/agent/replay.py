@@ -22,7 +22,7 @@ import msgspec
 
 from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context
-from oncewire.agent.effects import Effect, effects_of, finished, plain_of, sending_of
+from oncewire.agent.effects import Effect, effects_of, finished, message_of
 from oncewire.agent.handlers import find_handler
 from oncewire.contracts import blocks, ids
 from oncewire.contracts.blocks import Announcement, Inputs, Outcome
@@ -295,15 +295,12 @@ class _Replay:
             input_.envelope, input_.identity, entry.subject, entry.stream, entry.sequence, told.consumer, deliveries,
             work, handler.is_async,
         )  # fmt: skip
-        returned = handler.run(context, *([] if handler.every_s else [handler.decode(input_.envelope.payload)]))
+        returned = handler.run(context, handler.decode(input_.envelope.payload))
         if handler.is_async:
             async with asyncio.timeout(handler.timeout_s or self._agent.handler_timeout_s):
                 returned = await returned
         effects, ledger = effects_of(returned), self._ledger
-        made = [
-            plain_of(one, ledger, input_, at, "") or sending_of(one, ledger, input_, at, "")
-            for at, one in enumerate(effects)
-        ]
+        made = [message_of(one, ledger, input_, at, "") for at, one in enumerate(effects)]
         return list(zip(effects, finished(ledger, made), strict=True))
 
     def _due(self, block: Block) -> Difference | None:

@@ -272,26 +272,20 @@ def frame(
     return tuple(text.decode().split("\0")) if len(text) <= FRAME_BYTES_MAX else None
 
 
-Caused = tuple[Frame, str, str, str, RuntimeEnvelope]
+Caused = tuple[Frame, bytes, str, str, RuntimeEnvelope]
 """A message that follows from another: frame, payload (from `write_plain`), id, span, and what caused it."""
 
 
-def write_plain(payload: dict[str, Any], cause: RuntimeEnvelope) -> str | None:
+def write_plain(payload: dict[str, Any], cause: RuntimeEnvelope) -> bytes | None:
     """The text of a payload that may go into a frame. None: let `encode_runtime` look closer, and say what is wrong."""
     try:
         written = ENCODE(payload)
-        if len(written) > PLAIN_BYTES_MAX or not _reads_back(payload, written):
-            return None
+        if not (native.is_plain is not None and native.is_plain(payload)) and _PAYLOAD.decode(written) != payload:
+            return None  # the encoder makes null of NaN, for one
     except (TypeError, ValueError, OverflowError, RecursionError):
         return None
-    if len(cause.id) > ID_CHARS_MAX or len(cause.correlation_id or "") > ID_CHARS_MAX:
-        return None
-    return written.decode()
-
-
-def _reads_back(payload: dict[str, Any], written: bytes) -> bool:
-    """The encoder makes null of NaN, for one."""
-    return (native.is_plain is not None and native.is_plain(payload)) or _PAYLOAD.decode(written) == payload
+    is_short = len(cause.id) <= ID_CHARS_MAX and (not cause.correlation_id or len(cause.correlation_id) <= ID_CHARS_MAX)
+    return written if is_short and len(written) <= PLAIN_BYTES_MAX else None
 
 
 def write_all_caused(messages: Sequence[Caused]) -> list[bytes]:
@@ -307,7 +301,7 @@ def write_all_caused(messages: Sequence[Caused]) -> list[bytes]:
     for (around, payload, id_, span_id, cause), caused, correlation in zip(messages, ids_, correlations, strict=False):
         p0, p1, p2, p3, p4, p5, p6, p7, p8 = around
         bodies.append(
-            f'{p0}"{id_}"{p1}{cause.ts}{p2}"{cause.trace_id}"{p3}"{span_id}"{p4}{payload}{p5}"{id_}"{p6}{caused}{p7}'
+            f'{p0}"{id_}"{p1}{cause.ts}{p2}"{cause.trace_id}"{p3}"{span_id}"{p4}{payload.decode()}{p5}"{id_}"{p6}{caused}{p7}'
             f"{correlation}{p8}".encode()
         )
     return bodies

@@ -29,7 +29,7 @@ COMPRESSED_FROM: Final = 8 * 1024
 """Less than that takes as many pages either way."""
 _FRAME: Final = b"\x28\xb5\x2f\xfd"
 _OPTIONS: Final[dict[int, int]] = {
-    zstd.CompressionParameter.compression_level: -1,
+    zstd.CompressionParameter.compression_level: -3,
     zstd.CompressionParameter.checksum_flag: 1,
 }
 

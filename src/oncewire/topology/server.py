@@ -20,8 +20,8 @@ from oncewire.topology.rules import Act, Found, FoundConsumer, FoundStream, Perm
 
 STEP_TIMEOUT_S = 5.0
 ASKED_MAX = 4
-"""How often a question is asked. One that reaches a cluster while it elects is answered by nobody, however long one waits;
-the next one is answered by the new leader."""
+"""How often a question is asked. One that reaches a cluster while it elects is answered by nobody, however long one
+waits; the next one is answered by the new leader."""
 
 CONSUMER_TO_UPDATE_NOT_FOUND = 10149
 ROUNDS_MAX = 20
