@@ -29,7 +29,5 @@ envelopes: Callable[..., tuple[list[Any], list[int]]] | None = getattr(_core, "e
 frames: Callable[..., tuple[list[bytes], int] | None] | None = getattr(_core, "frames", None)
 blake2b_all: Callable[[bytes, Columns, int], list[bytes]] | None = getattr(_core, "blake2b_all", None)
 blake2b_sum: Callable[[bytes, Columns], bytes] | None = getattr(_core, "blake2b_sum", None)
-
-# Only where the processor has instructions for SHA-256: elsewhere OpenSSL is quicker.
 sha256_all: Callable[[bytes, Columns], list[bytes]] | None = getattr(_core, "sha256_all", None)
 caused: Callable[..., list[Any] | None] | None = getattr(_core, "caused", None)

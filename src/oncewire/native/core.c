@@ -25,6 +25,7 @@ No function keeps anything between calls, and none writes outside of what it all
 #include "envelopes.h"
 
 static PyMethodDef methods[] = {
+    {"caused", (PyCFunction)(void (*)(void))caused, METH_FASTCALL, caused_doc},
     {"columns", (PyCFunction)(void (*)(void))columns, METH_FASTCALL, columns_doc},
     {"envelopes", (PyCFunction)(void (*)(void))envelopes, METH_FASTCALL, envelopes_doc},
     {"frames", (PyCFunction)(void (*)(void))frames, METH_FASTCALL, frames_doc},
@@ -35,31 +36,12 @@ static PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, gather_doc},
     {"is_plain", is_plain_value, METH_O, is_plain_doc},
     {"messages", (PyCFunction)(void (*)(void))messages, METH_FASTCALL, messages_doc},
-    {NULL, NULL, 0, NULL},
-};
-
-#ifdef HAS_SHA
-static PyMethodDef sha_methods[] = {
-    {"caused", (PyCFunction)(void (*)(void))caused, METH_FASTCALL, caused_doc},
     {"sha256_all", sha256_all, METH_VARARGS, sha256_all_doc},
     {NULL, NULL, 0, NULL},
 };
-#endif
-
-static int execute(PyObject *module)
-{
-#ifdef HAS_SHA
-    if (has_sha() && PyModule_AddFunctions(module, sha_methods) < 0)
-        return -1;
-#endif
-    (void)module;
-    return 0;
-}
-
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "oncewire.native.core", .m_size = 0, .m_methods = methods, .m_slots = slots,
+    PyModuleDef_HEAD_INIT, .m_name = "oncewire.native.core", .m_size = 0, .m_methods = methods,
 };
 
 PyMODINIT_FUNC PyInit_core(void)

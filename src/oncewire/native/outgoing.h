@@ -283,7 +283,8 @@ static PyObject *is_plain_value(PyObject *module, PyObject *value)
     return PyBool_FromLong(reads_back(value, LEVELS));
 }
 
-#ifdef HAS_SHA
+/* ---- effects */
+
 #define ID_CHARS 43
 #define SPAN_CHARS 16
 #define TRACE_ID_CHARS 32
@@ -328,23 +329,23 @@ static int read_caused(const Kinds *kinds, PyObject *effect, Caused *to)
     return follows == Py_None || (ascii_of(follows, &to->correlation) && is_plain(&to->correlation));
 }
 
-/* `fx.` and forty digits of the hash over agent, input and place. */
-static int write_id(Text *text, PyObject *begin, const Caused *from, char id[ID_CHARS])
+/* What an id is hashed over: agent, input and place. */
+static int append_named(Text *text, PyObject *begin, const Caused *from)
+{
+    return append(text, PyBytes_AS_STRING(begin), PyBytes_GET_SIZE(begin)) && APPEND(text, ",")
+           && append_quoted(text, &from->identity) && APPEND(text, ",") && append_piece(text, from->index)
+           && APPEND(text, "]");
+}
+
+/* `fx.` and forty digits of the hash. */
+static void write_id(const unsigned char digest[SHA_BYTES], char id[ID_CHARS])
 {
     static const char hex[] = "0123456789abcdef";
-    unsigned char digest[SHA_BYTES];
-    text->size = 0;
-    if (!(append(text, PyBytes_AS_STRING(begin), PyBytes_GET_SIZE(begin)) && APPEND(text, ",")
-          && append_quoted(text, &from->identity) && APPEND(text, ",") && append_piece(text, from->index)
-          && APPEND(text, "]")))
-        return 0;
-    sha256(text->data, text->size, digest);
     memcpy(id, "fx.", 3);
     for (int n = 0; n < (ID_CHARS - 3) / 2; n++) {
         id[3 + 2 * n] = hex[digest[n] >> 4];
         id[4 + 2 * n] = hex[digest[n] & 15];
     }
-    return 1;
 }
 
 static int write_body(Text *text, const Caused *from, const Ascii *id, const Ascii *span)
@@ -362,11 +363,10 @@ static int write_body(Text *text, const Caused *from, const Ascii *id, const Asc
            && append_ascii(text, &around[8]);
 }
 
-static PyObject *make_caused(Text *text, PyObject *begin, PyObject *make, const Caused *from)
+static PyObject *make_caused(Text *text, const unsigned char *digest, PyObject *make, const Caused *from)
 {
     char id[ID_CHARS], trace[TRACE_CHARS];
-    if (!write_id(text, begin, from, id))
-        return NULL;
+    write_id(digest, id);
     const Ascii own = {id, ID_CHARS}, span = {id + ID_CHARS - SPAN_CHARS, SPAN_CHARS};
     memcpy(trace, "00-", 3);
     memcpy(trace + 3, from->trace_id.data, TRACE_ID_CHARS);
@@ -387,6 +387,25 @@ static PyObject *make_caused(Text *text, PyObject *begin, PyObject *make, const 
     Py_XDECREF(parts[2]);
     Py_XDECREF(parts[5]);
     return made;
+}
+
+/* 0 when one of the effects needs a closer look, or for want of memory. */
+static int read_named(PyObject *effects, PyObject *begin, const Kinds *kinds, Parts *ids)
+{
+    Py_ssize_t count = PyList_GET_SIZE(effects);
+    *ids = (Parts){{NULL, 0, 0}, PyMem_New(size_t, count + 1), count};
+    int is_good = ids->ends != NULL;
+    if (!is_good)
+        PyErr_NoMemory();
+    for (Py_ssize_t n = 0; is_good && n < count; n++) {
+        Caused one;
+        is_good = read_caused(kinds, PyList_GET_ITEM(effects, n), &one) && append_named(&ids->text, begin, &one);
+        if (is_good)
+            ids->ends[n] = ids->text.size;
+    }
+    if (!is_good)
+        free_parts(ids);
+    return is_good;
 }
 
 PyDoc_STRVAR(caused_doc,
@@ -412,26 +431,28 @@ static PyObject *caused(PyObject *module, PyObject *const *args, Py_ssize_t narg
     if (!places_of(args[3], in_plain, 6, kinds.in_plain) || !places_of(args[4], in_input, 2, kinds.in_input)
         || !places_of(args[5], in_envelope, 4, kinds.in_envelope))
         Py_RETURN_NONE;
-    Py_ssize_t count = PyList_GET_SIZE(args[0]);
-    PyObject *found = PyList_New(count);
-    Text text = {NULL, 0, 0};
-    int is_odd = 0;
-    for (Py_ssize_t n = 0; found != NULL && n < count; n++) {
-        Caused one;
-        is_odd = !read_caused(&kinds, PyList_GET_ITEM(args[0], n), &one);
-        if (is_odd)
-            break;
-        PyObject *made = make_caused(&text, args[1], args[2], &one);
+    Parts ids;
+    Caused one;
+    if (!read_named(args[0], args[1], &kinds, &ids))
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    unsigned char *digests = PyMem_Malloc(ids.count * SHA_BYTES + 1);
+    PyObject *found = digests ? PyList_New(ids.count) : PyErr_NoMemory();
+    Text body = {NULL, 0, 0};
+    if (found != NULL)
+        sha_parts(&ids, digests);
+    for (Py_ssize_t n = 0; found != NULL && n < ids.count; n++) {
+        PyObject *made = NULL;
+        if (read_caused(&kinds, PyList_GET_ITEM(args[0], n), &one))
+            made = make_caused(&body, digests + n * SHA_BYTES, args[2], &one);
+        else
+            PyErr_SetString(PyExc_RuntimeError, "an effect has changed while it was written");
         if (made == NULL)
             Py_CLEAR(found);
         else
             PyList_SET_ITEM(found, n, made);
     }
-    PyMem_Free(text.data);
-    if (is_odd) {
-        Py_XDECREF(found);
-        Py_RETURN_NONE;
-    }
+    PyMem_Free(body.data);
+    PyMem_Free(digests);
+    free_parts(&ids);
     return found;
 }
-#endif
