@@ -9,6 +9,7 @@ BENCHMARKS = {
     "codec": "envelopes beside pydantic",
     "client": "the NATS client beside nats-py",
     "agent": "an agent beside a plain loop, the protocol on nats-py, and FastStream",
+    "agent_stages": "where an agent's time goes, stage by stage",
     "traces": "what traces cost an agent",
     "dlq": "dead letters and their replay beside nats-py, one at a time",
     "relay": "the outbox and its relay",
