@@ -69,18 +69,6 @@ def test_a_port_taken_on_all_addresses_is_taken() -> None:
             pick_ports({"a": (port, "--port")})
 
 
-def test_a_process_is_told_from_a_later_one_with_its_id() -> None:
-    mark = Mark.of(os.getpid())
-    assert mark
-    assert mark.is_alive
-    assert not Mark(os.getpid(), "earlier").is_alive
-    with subprocess.Popen(["sleep", "60"]) as sleeper:
-        sleeping = Mark.of(sleeper.pid)
-        sleeper.kill()
-    assert sleeping
-    assert not sleeping.is_alive
-
-
 async def test_a_leftover_that_does_not_listen_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"

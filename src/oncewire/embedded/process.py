@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncewire.errors import PermissionDenied, Unavailable
+from oncewire.processes import IS_LINUX, start_time
 
-IS_LINUX = sys.platform == "linux"
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_BYTES_MAX = 16 << 20
 TAIL_LINES = 6
@@ -59,20 +59,6 @@ class Mark:
     @property
     def is_alive(self) -> bool:
         return start_time(self.pid) == self.started
-
-
-def start_time(pid: int) -> str:
-    """When a living process started, unique over reboots; '' when there is no such process."""
-    if IS_LINUX:
-        try:
-            after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        except (OSError, ValueError):
-            return ""
-        state, ticks = after_name[0], after_name[19]
-        return "" if state in "ZX" else f"{boot}/{ticks}"
-    shown = subprocess.run(["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)  # noqa: S603, S607
-    return shown.stdout.strip()
 
 
 def plain_environ() -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from oncewire.embedded import nats, postgres
 from oncewire.embedded.folder import DataFolder, Running, Server
-from oncewire.embedded.process import Child, Mark, start_time, stop_leftover
+from oncewire.embedded.process import Child, Mark, stop_leftover
+from oncewire.processes import start_time
 
 WATCH_S = 5.0
 
