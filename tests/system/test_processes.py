@@ -1,4 +1,4 @@
-"""Processes of this machine: living, stopped, ended, and later ones with the same id."""
+"""Processes of this machine: living, stopped, ended, later ones with the same id, and a child whose parent is gone."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ def test_a_stopped_process_lives_and_says_how_to_continue_it(child: subprocess.P
 def test_where_there_is_none_nothing_is_said() -> None:
     assert (False, "") == (is_stopped(NOBODY), start_time(NOBODY))
     assert not is_alive(f"{NOBODY}:0:gone")
+
+
+@pytest.mark.parametrize("is_heard", [True, False])
+@pytest.mark.parametrize("told", [b"", b'{"servers": ["nats://', b'{"servers": []}\nw 1 0.1', b'{"servers": []}\nd'])
+def test_a_keep_alive_whose_agent_died_while_it_started_ends_quietly(told: bytes, is_heard: bool) -> None:
+    """Whatever the agent had said by then."""
+    command = [sys.executable, "-m", "oncewire.agent.keepalive"]
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as heard, os.fdopen(writer, "wb") as stdout:
+        if not is_heard:
+            heard.close()
+        ended = subprocess.run(command, input=told, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    assert (b"", 0) == (ended.stderr, ended.returncode)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -163,7 +164,10 @@ def _held(verb: bytes, words: list[bytes], interval_s: float, limit_s: float) ->
 
 
 async def _serve(reader: asyncio.StreamReader) -> None:
-    settings = msgspec.json.decode(await reader.readline(), type=Settings)
+    line = await reader.readline()
+    if not line.endswith(b"\n"):  # the agent died before it had said all of it
+        return
+    settings = msgspec.json.decode(line, type=Settings)
     options = Options(
         servers=settings.servers,
         name="oncewire-keepalive",
@@ -178,7 +182,7 @@ async def _serve(reader: asyncio.StreamReader) -> None:
     client = Client(options)
     extending = asyncio.create_task(_extend(client, held))
     try:
-        while line := await reader.readline():
+        while (line := await reader.readline()).endswith(b"\n"):
             verb, token, *rest = line.split()
             if verb == b"d":
                 held.pop(token, None)
@@ -211,9 +215,9 @@ async def _main() -> None:
     reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
     protocol: Any = asyncio.StreamReaderProtocol(reader)
     await loop.connect_read_pipe(lambda: protocol, sys.stdin)
-    sys.stdout.write("r")
-    sys.stdout.flush()
-    await _serve(reader)
+    with contextlib.suppress(BrokenPipeError):  # the agent died while this process started
+        os.write(sys.stdout.fileno(), b"r")
+        await _serve(reader)
 
 
 if __name__ == "__main__":
