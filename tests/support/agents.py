@@ -20,21 +20,22 @@ import time
 import types
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
-import nats
 from nats.aio.client import Client as Witness
 from nats.errors import Error as NatsError
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.faults import agent_worker
 from tests.faults.agent_points import ENDING
 from tests.faults.agent_worker import AWAY_CODE as AWAY_CODE
 from tests.faults.agent_worker import WORKSPACE, Plan, kind_of, subject_of
-from tests.support.streams import unique
+from tests.support.streams import unique, witness
 from tests.support.wait import LOOK_S, until_async
 
 ROOT = Path(__file__).parents[2]
@@ -209,13 +210,8 @@ class World:
 
     # ---- setting up
 
-    @contextlib.asynccontextmanager
-    async def witness(self) -> AsyncIterator[Witness]:
-        connection = await nats.connect(self.nats_url, allow_reconnect=False, connect_timeout=10, error_cb=_quiet)
-        try:
-            yield connection
-        finally:
-            await connection.close()
+    def witness(self) -> AbstractAsyncContextManager[Witness]:
+        return witness(self.nats_url, connect_timeout=10, error_cb=_quiet)
 
     async def prepare(self) -> World:
         async with self.witness() as connection:
@@ -419,8 +415,8 @@ class World:
         async with self.witness() as connection:
             js = connection.jetstream()
             name = unique("reader")
-            config = nats.js.api.ConsumerConfig(
-                name=name, ack_policy=nats.js.api.AckPolicy.NONE, filter_subject=subject or None, mem_storage=True
+            config = ConsumerConfig(
+                name=name, ack_policy=AckPolicy.NONE, filter_subject=subject or None, mem_storage=True
             )
             info = await js.add_consumer(stream, config)
             total = info.num_pending or 0

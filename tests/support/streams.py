@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-import nats
 from nats.aio.client import Client as Witness
 from nats.aio.msg import Msg
 from nats.js.errors import ServiceUnavailableError
@@ -53,13 +52,19 @@ async def consumer_info(client: Client, stream: str, consumer: str) -> dict[str,
 
 
 @asynccontextmanager
-async def witness(url: str) -> AsyncIterator[Witness]:
-    """nats-py: an independent client."""
-    connection = await nats.connect(url, allow_reconnect=False)
+async def witness(url: str, **options: Any) -> AsyncIterator[Witness]:
+    """nats-py: an independent client. Where a server dies it forgets its socket, in a handshake and in `close`."""
+    connection = Witness()
     try:
+        await connection.connect(url, allow_reconnect=False, **options)
         yield connection
     finally:
         await connection.close()
+        transport = connection._transport
+        if transport is not None:
+            transport.close()
+            with suppress(OSError):
+                await transport.wait_closed()
 
 
 async def window_passed(client: Client, subject: str) -> None:
