@@ -73,7 +73,11 @@ def read_block(number: int, content: bytes, announcement: bytes) -> Block:
     try:
         return Block(number, unpack(content), announcement)
     except ContractViolation as violation:
-        raise Corrupt(f"block {number} of the ledger cannot be read: {violation.message}") from violation
+        raise Corrupt(
+            f"block {number} of the ledger cannot be read: {violation.message}",
+            hint="Its disk or memory is failing, or somebody wrote to it. Stop the agent, keep a copy of the ledger as "
+            "it is, and go on from a backup: docs/how-to/backup.md.",
+        ) from violation
 
 
 def old_blocks(store: Store, before_ms: int, blocks_max: int) -> list[Block]:
