@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -153,6 +154,28 @@ async def test_two_processes_with_two_files_are_refused_with_a_sentence(server: 
         assert "belongs to another ledger" in second.stderr
         assert "postgresql://" in second.stderr
         assert await agent.stop() == 0
+
+
+async def test_a_ledger_on_another_disk_is_refused_until_it_is_adopted(server: NatsServer, tmp_path: Path) -> None:
+    store, copy = f"sqlite:///{tmp_path}/biller.db", f"sqlite:///{tmp_path}/copy.db"
+    async with prepared(server.url):
+        async with running(server.url, store) as agent:
+            await agent.event("serving")
+            assert 0 == await agent.stop()
+        shutil.copy(tmp_path / "biller.db", tmp_path / "copy.db")
+        refused = await asyncio.to_thread(invoke, "run", TARGET, "--store", copy, "--nats-url", server.url)
+        assert 2 == refused.exit_code
+        assert "at another place" in refused.output
+        assert "oncewire agent adopt" in refused.output
+
+        adopt = ["adopt", TARGET, "--store", copy, "--nats-url", server.url]
+        told = await asyncio.to_thread(invoke, *adopt)
+        assert (0, 1) == (told.exit_code, told.output.count("belongs to this ledger at this place now"))
+        again = await asyncio.to_thread(invoke, *adopt, "--json")
+        assert {"adopted": []} == json.loads(again.output)
+        async with running(server.url, copy) as agent:
+            await agent.event("serving")
+            assert 0 == await agent.stop()
 
 
 def test_apply_makes_and_mends_the_durable(server: NatsServer, tmp_path: Path) -> None:

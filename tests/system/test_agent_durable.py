@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import shutil
@@ -17,9 +18,11 @@ import pytest
 
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
+from oncewire.agent.sources import adopt
 from oncewire.errors import Corrupt, NotFound, Refused
-from oncewire.jetstream import Outgoing, losses
+from oncewire.jetstream import Client, Outgoing, losses
 from oncewire.ledger.rules import Sending
+from oncewire.ledger.sqlite import SqliteStore
 from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import (
@@ -219,6 +222,57 @@ async def test_two_sqlite_files_on_one_durable_are_refused(shared_server: NatsSe
         with pytest.raises(Refused, match="belongs to another ledger"):
             async with run(agent, client, sqlite_in(tmp_path, "copy.db")):
                 pass
+
+
+async def test_a_ledger_that_was_moved_goes_on_once_a_person_says_so(shared_server: NatsServer, tmp_path: Path) -> None:
+    agent = new_agent()
+    echo(agent, f"{OUT}.{agent.name}")
+    async with prepared(shared_server.url) as client:
+        async with run(agent, client, sqlite_in(tmp_path, "one.db")) as runner:
+            await send(client, command(agent, "go"), {"n": 1})
+            await counted(runner, done=1)
+        shutil.copy(tmp_path / "one.db", tmp_path / "moved.db")
+        with pytest.raises(Refused, match="at another place"):
+            async with run(agent, client, sqlite_in(tmp_path, "moved.db")):
+                pass
+
+        consumer = f"{COMMANDS}/{agent.name}_consumer"
+        assert [consumer] == await adopted(client, agent, tmp_path / "moved.db")
+        assert [] == await adopted(client, agent, tmp_path / "moved.db")
+
+        async with run(agent, client, sqlite_in(tmp_path, "moved.db")) as runner:
+            await send(client, command(agent, "go"), {"n": 2})
+            await counted(runner, done=1)
+        with pytest.raises(Refused, match="at another place"):
+            async with run(agent, client, sqlite_in(tmp_path, "one.db")):
+                pass
+    effects = await stored(shared_server.url, EVENTS, f"{OUT}.{agent.name}")
+    assert [{"n": 1}, {"n": 2}] == [payload_of(one) for one in effects]
+
+
+async def test_a_ledger_takes_no_place_that_is_in_use_or_not_its_own(shared_server: NatsServer, tmp_path: Path) -> None:
+    agent = echo(new_agent(), f"{OUT}.x")
+    async with prepared(shared_server.url) as client:
+        async with run(agent, client, sqlite_in(tmp_path, "one.db")) as runner:
+            await send(client, command(agent, "go"), {})
+            await counted(runner, done=1)
+        shutil.copy(tmp_path / "one.db", tmp_path / "moved.db")
+        async with run(agent, client, sqlite_in(tmp_path, "one.db")) as runner:
+            with pytest.raises(Refused, match="somebody pulls"):
+                await adopted(client, agent, tmp_path / "moved.db")
+            await send(client, command(agent, "go"), {})
+            await counted(runner, done=1)
+        with pytest.raises(Corrupt, match="has announced block"):
+            await adopted(client, agent, tmp_path / "moved.db")
+        with pytest.raises(Refused, match="belongs to another ledger"):
+            await adopted(client, agent, tmp_path / "other.db")
+        async with run(agent, client, sqlite_in(tmp_path, "one.db")):
+            pass
+
+
+async def adopted(client: Client, agent: Agent, path: Path) -> list[str]:
+    with contextlib.closing(SqliteStore(str(path))) as store:
+        return await adopt(client, agent, Settings(), store)
 
 
 async def test_a_ledger_restored_from_a_backup_is_refused(shared_server: NatsServer, tmp_path: Path) -> None:

@@ -301,6 +301,7 @@ COMMANDS: dict[str, Callable[[str, Path], list[str]]] = {
     "an agent's name": lambda name, _: ["agent", "status", "--store", "sqlite:///none.db", "--", f"json:{name}"],
     "a module": lambda name, _: ["agent", "apply", "--", f"{name}:agent"],
     "a loss": lambda name, _: ["agent", "apply", "--accept-loss", name, "oncewire.demo.biller:agent"],
+    "a place": lambda name, _: ["agent", "adopt", "--store", name, "oncewire.demo.biller:agent"],
     "a store": lambda name, _: ["agent", "replay", "--store", name, "oncewire.demo.biller:agent"],
     "an address": lambda name, _: ["broker", "run", "--listen", name],
     "an engine": lambda name, _: ["broker", "run", "--engine", name],

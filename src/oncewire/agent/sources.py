@@ -1,9 +1,10 @@
 """Where an agent's inputs come from: one durable pull consumer per stream, and the proof that this ledger owns it.
 
 Two ledgers on one durable would each run half of the inputs and know nothing of the other half, so the owner's name
-stands in a create-only key: the second one refuses to run. A ledger that is behind what it has announced was copied or
-restored, and refuses too. So does an agent whose stream went back: sequences that it settled are being used again, so
-new messages would pass for old ones, until a person looks and starts a new incarnation of the stream.
+stands in a create-only key: the second one refuses to run. A copy of the first is refused as well, until a person says
+that only the copy will run from now on. A ledger that is behind what it has announced was copied or restored, and
+refuses too. So does an agent whose stream went back: sequences that it settled are being used again, so new messages
+would pass for old ones, until a person looks and starts a new incarnation of the stream.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from oncewire.contracts import subjects
 from oncewire.contracts.blocks import Announcement
 from oncewire.errors import Conflict, Corrupt, NotFound, Refused
 from oncewire.jetstream import Client, codes, losses
+from oncewire.jetstream.keyvalue import Entry
 from oncewire.jetstream.losses import Cause, Loss
 from oncewire.ledger.rules import Head, Ledger, Source
 from oncewire.ledger.store import Store
@@ -191,21 +193,77 @@ def _check_order(config: dict[str, Any], agent: Agent, consumer: str) -> None:
         )
 
 
+def _owner_key(source: Source) -> str:
+    created = hashlib.sha256(source.created.encode()).hexdigest()[:12]
+    return f"{source.stream}.{created}.{source.consumer}"
+
+
 async def own(client: Client, source: Source, identity: dict[str, str]) -> None:
     """Prove that no other ledger works on this durable."""
-    created = hashlib.sha256(source.created.encode()).hexdigest()[:12]
-    key = f"{source.stream}.{created}.{source.consumer}"
-    value = msgspec.json.encode(identity)
-    bucket = client.kv(OWNERS_BUCKET)
+    bucket, key, value = client.kv(OWNERS_BUCKET), _owner_key(source), msgspec.json.encode(identity)
+    while True:
+        try:
+            await bucket.create(key, value)
+        except Conflict:
+            owner = await bucket.get(key, is_exact=True)
+            if owner is None:  # deleted in between
+                continue
+            if owner.value != value:
+                raise _not_ours(source, owner, identity) from None
+        return
+
+
+def _not_ours(source: Source, owner: Entry, identity: dict[str, str]) -> Refused:
+    name = f"consumer {source.consumer} on {source.stream}"
+    if _is_same_ledger(owner, identity):
+        return Refused(
+            f"{name} belongs to this ledger at another place: this one was copied, moved or restored",
+            hint="Go on with the other one; if that is gone for good, `oncewire agent adopt MODULE:AGENT --store …`.",
+        )
+    return Refused(
+        f"{name} belongs to another ledger",
+        hint="Use the same SQLite file on one machine, or PostgreSQL for several: --store postgresql://…",
+    )
+
+
+def _is_same_ledger(owner: Entry, identity: dict[str, str]) -> bool:
     try:
-        await bucket.create(key, value)
-    except Conflict:
-        entry = await bucket.get(key)
-        if entry is not None and entry.value != value:
-            raise Refused(
-                f"consumer {source.consumer} on {source.stream} belongs to another ledger",
-                hint="Use the same SQLite file on one machine, or PostgreSQL for several: --store postgresql://…",
-            ) from None
+        return bool(msgspec.json.decode(owner.value, type=dict[str, str]).get("ledger") == identity["ledger"])
+    except msgspec.DecodeError:
+        return False
+
+
+async def adopt(client: Client, agent: Agent, settings: Settings, store: Store) -> list[str]:
+    """Let the agent's durables belong to its ledger at the place where it stands now, and name those that did not.
+
+    A person says by this that nobody will work at the other place again. What can be seen against it is looked at
+    first: somebody who pulls, a ledger that is behind what it has announced, and one that is another.
+    """
+    ledger = store.open(agent.tenant, agent.workspace, agent.name)
+    identity, bucket = store.identity(), client.kv(OWNERS_BUCKET)
+    announced = await last_announced(client, ledger)
+    check_not_behind(store.head(), announced)
+    elsewhere: dict[str, tuple[Source, Entry]] = {}
+    for opened in (await open_all(client, agent, settings)).values():
+        owner = await bucket.get(_owner_key(opened.source), is_exact=True)
+        if owner is None or owner.value == msgspec.json.encode(identity):
+            continue
+        if not _is_same_ledger(owner, identity):
+            raise _not_ours(opened.source, owner, identity)
+        await _check_nobody_pulls(client, opened.source)
+        elsewhere[f"{opened.source.stream}/{opened.source.consumer}"] = (opened.source, owner)
+    for source, owner in elsewhere.values():
+        await bucket.update(_owner_key(source), msgspec.json.encode(identity), owner.revision)
+    return list(elsewhere)
+
+
+async def _check_nobody_pulls(client: Client, source: Source) -> None:
+    """An agent that has nothing to do always asks for more."""
+    if (await client.api(f"CONSUMER.INFO.{source.stream}.{source.consumer}")).get("num_waiting"):
+        raise Refused(
+            f"somebody pulls from consumer {source.consumer} on {source.stream}: the ledger's other place is in use",
+            hint="Stop that agent for good, then adopt again. What it asked for last may wait for half a minute.",
+        )
 
 
 async def last_announced(client: Client, ledger: Ledger) -> int:

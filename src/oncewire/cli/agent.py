@@ -358,3 +358,37 @@ def apply(*, target: str, accept_loss: str, as_json: bool, **flags: Any) -> None
         face.say(f"{name}: {', '.join(what) or 'as it should be'}")
     for loss in accepted:
         face.say(f"accepted: {loss.sentence}")
+
+
+@agent.command()
+@_with_ledger
+def adopt(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
+    """Go on with a ledger that was moved, restored or given another machine.
+
+    A ledger works at one place: a copy is refused, since the other one may run. By this you say that it never will
+    again, and the agent's durables belong to the ledger where it is now.
+
+    \b
+    Example:
+      oncewire agent adopt biller:agent --store sqlite:///biller.db
+    \b
+    Refused while somebody pulls from a durable, for another ledger, and for an old copy: one that has announced more
+    than it holds.
+    """
+    settings = face.load_here(flags).settings
+    found, store = _opened(target, store_url, schema, settings)
+    adopted: list[str] = []
+
+    async def work() -> None:
+        async with Client(options_from(settings, name="oncewire-agent-adopt")) as client:
+            adopted.extend(await durables.adopt(client, found, settings, store))
+
+    with contextlib.closing(store):
+        face.run(work())
+    if as_json:
+        face.print_json({"adopted": adopted})
+        return
+    for name in adopted:
+        face.say(f"{name} belongs to this ledger at this place now")
+    if not adopted:
+        face.say("every durable is this ledger's already, or nobody's")

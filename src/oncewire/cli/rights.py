@@ -23,6 +23,7 @@ class Right(Struct, frozen=True):
 
 
 RIGHTS = {
+    "agent adopt": Right(OPERATOR),
     "agent apply": Right(OPERATOR),
     "agent hash": Right(),
     "agent replay": Right(),
