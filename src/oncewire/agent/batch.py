@@ -127,10 +127,6 @@ def nothing_happens(step: str) -> None:
     """The default at every named step."""
 
 
-def nobody_waits() -> None:
-    """The default: nobody has something to do while a commit waits for the disk."""
-
-
 class Limits(NamedTuple):
     """What the batch must know of its agent and its surroundings."""
 
@@ -146,8 +142,6 @@ class Limits(NamedTuple):
     """Every input of the batch has a durable mark that it began."""
     around: Callable[[Item], AbstractContextManager[Any]] | None = None
     """Where handlers are traced: the span that each runs in."""
-    saving: Callable[[], None] = nobody_waits
-    """Called from the ledger's thread before it waits for the disk: until it is back, the interpreter is free."""
 
 
 class GroupCommit:
@@ -217,7 +211,6 @@ class GroupCommit:
         """Write the block as the last statement and commit."""
         self._write(targets, marks)
         self.limits.at("written")
-        self.limits.saving()
         self.store.commit()
         self.limits.at("committed")
         return self.out

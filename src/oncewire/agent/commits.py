@@ -98,8 +98,6 @@ class Commits:
         self.at = at
         self.now_ms = now_ms
         self.tracer = tracer
-        self.while_saving: list[Callable[[], None]] = []
-        """Who is told, in the ledger's thread, that a commit begins to wait for the disk."""
         self.turn = asyncio.Lock()
         self.slots = asyncio.Semaphore(COMMITS_AHEAD)
         self.stopping = asyncio.Event()
@@ -130,12 +128,7 @@ class Commits:
             BATCH_S,
             is_careful,
             partial(traces.around, self.tracer) if self.tracer is not None else None,
-            self._saving,
         )
-
-    def _saving(self) -> None:
-        for tell in tuple(self.while_saving):
-            tell()
 
     def group(self, max_deliver: int, *, is_careful: bool = False) -> GroupCommit:
         return GroupCommit(self.store, self.limits(max_deliver, is_careful=is_careful), self.sources)

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from functools import partial
 from typing import NamedTuple
 
 from oncewire.agent.agent import Agent
@@ -26,7 +25,7 @@ from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.subjects import overlaps
-from oncewire.errors import NotConnected, OncewireError, Unavailable
+from oncewire.errors import NotConnected, Unavailable
 from oncewire.fields import columns
 from oncewire.jetstream import Client, Pull
 from oncewire.jetstream.protocol import Message
@@ -35,6 +34,8 @@ from oncewire.jetstream.pull import Delivery, parse_replies
 FETCH_S = 0.2
 LATE_S = 0.1
 """After asking for nothing more, so long a message may still be on its way."""
+FEW = 64
+"""Less messages than that are read where they arrive."""
 ASYNC = "async"
 
 
@@ -100,17 +101,14 @@ class Intake:
 
     async def run(self) -> None:
         """Until the agent stops: then what is here already is finished."""
-        source, loop = self.opened.source, asyncio.get_running_loop()
-        tell_saving = partial(self._tell_saving, loop)
+        source = self.opened.source
         async with self.client.pull(source.stream, source.consumer, batch=self.agent.batch, ahead=0) as pull:
             self._pull = pull
-            feeding = loop.create_task(self._feed(pull))
-            self.commits.while_saving.append(tell_saving)
+            feeding = asyncio.get_running_loop().create_task(self._feed(pull))
             try:
                 await self._work(pull, feeding)
                 await feeding
             finally:
-                self.commits.while_saving.remove(tell_saving)
                 feeding.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await feeding
@@ -152,31 +150,28 @@ class Intake:
             self.unread.append(Arrived(messages, deliveries, token, time.time_ns()))
             self._changed.set()
 
-    def _read_one(self) -> None:
-        """Read what came first."""
-        messages, deliveries, token, at_ns = self.unread[0]
-        items = self.reading.read_delivered(messages, deliveries)
-        self.unread.popleft()
-        self.commits.arrived(items, at_ns)
-        self.queue.append((items, token))
+    async def _read(self) -> None:
+        """Read what a batch still lacks, in the thread where it will be worked on: what one thread makes and another
+        uses goes from cache to cache. For a few that is not worth the way there."""
+        size = 1 if self.is_careful else self.pace.batch
+        lacking = size - len(self.ready) - sum(len(items) for items, _ in self.queue)
+        chosen: list[Arrived] = []
+        for one in self.unread:
+            if lacking <= 0:
+                break
+            chosen.append(one)
+            lacking -= len(one.messages)
+        if not chosen:
+            return
+        few = sum(len(one.messages) for one in chosen) < FEW
+        found = self._read_all(chosen) if few else await self.commits.db(self._read_all, chosen)
+        for one, items in zip(chosen, found, strict=True):
+            self.unread.popleft()
+            self.commits.arrived(items, one.at_ns)
+            self.queue.append((items, one.token))
 
-    def _has_read(self) -> bool:
-        """Whether something waits in the queue, read now if need be."""
-        if self.unread and not self.queue:
-            self._read_one()
-        return bool(self.queue)
-
-    def _read_ahead(self) -> None:
-        """While a commit waits for the disk, the interpreter is free: reading costs least then. What cannot be read
-        says so when its turn comes."""
-        with contextlib.suppress(OncewireError):
-            while self.unread:
-                self._read_one()
-
-    def _tell_saving(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the ledger's thread."""
-        if self.unread:
-            loop.call_soon_threadsafe(self._read_ahead)
+    def _read_all(self, arrived: list[Arrived]) -> list[list[Item]]:
+        return [self.reading.read_delivered(one.messages, one.deliveries) for one in arrived]
 
     def _ask(self) -> None:
         """Ask for what is missing to the work that may wait here, in requests that are worth it."""
@@ -206,7 +201,7 @@ class Intake:
     async def _work(self, pull: Pull, feeding: asyncio.Task[None]) -> None:
         while True:
             self._ask()
-            self.working, tokens = self._next_batch()
+            self.working, tokens = await self._next_batch()
             if self.working:
                 self._ask()
                 await self._take(pull, self.working, tokens)
@@ -226,7 +221,17 @@ class Intake:
                 await self._changed.wait()
         self._changed.clear()
 
-    def _next_batch(self) -> tuple[list[Item], list[int]]:
+    async def _next_batch(self) -> tuple[list[Item], list[int]]:
+        """Read on until there is something that may run."""
+        while True:
+            await self._read()
+            items, tokens = self._cut()
+            if not items:  # what waits for a token of its rate is watched by itself
+                self._release(tokens)
+            if items or not self.unread:
+                return items, tokens
+
+    def _cut(self) -> tuple[list[Item], list[int]]:
         """What may run now: those that waited first, then what arrived, up to a batch: one block's effects are then
         one atomic batch."""
         size = 1 if self.is_careful else self.pace.batch
@@ -237,7 +242,7 @@ class Intake:
             item, token = self.ready.popleft()
             items.append(item)
             tokens.append(token)
-        while self._has_read() and (not items or len(items) + len(self.queue[0][0]) <= size):
+        while self.queue and (not items or len(items) + len(self.queue[0][0]) <= size):
             arrived, token = self.queue.popleft()
             items += self._sift(arrived)
             tokens.append(token)

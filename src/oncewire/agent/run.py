@@ -1,15 +1,14 @@
 """The runner: starts the parts of an agent in order, and drains them.
 
     intake                   ledger's thread              on disk
-    fetch a batch, read it
-                        ──►  BEGIN … handlers … COMMIT    block: outcomes, rows, effects as sent
+    fetch a batch       ──►  read it
+                             BEGIN … handlers … COMMIT    block: outcomes, rows, effects as sent
     publish the effects                                   effects in their streams
     ack the inputs                                        (marks ride in the next commit)
 
-Two batches are on their way at a time: while one commits, the one before is being published, and what came since is
-read while the commit waits for the disk. On start, and each second after, what any process of this ledger left open is
-published before it is forgotten by anybody. After an unclean stop inputs come one by one until all that were in hand
-then are settled: one of them may be what killed the process.
+Two batches are on their way at a time: while one commits, the one before is being published. On start, and each second
+after, what any process of this ledger left open is published before it is forgotten by anybody. After an unclean stop
+inputs come one by one until all that were in hand then are settled: one of them may be what killed the process.
 
     intake      one source: asks, holds, cuts batches        lane      async handlers
     commits     commit, publish, ack                         upkeep    each second: due, open, exhausted, marks
