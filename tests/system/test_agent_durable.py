@@ -21,6 +21,7 @@ from oncewire.agent import upkeep as housekeeping
 from oncewire.agent.sources import adopt
 from oncewire.errors import Corrupt, NotFound, Refused
 from oncewire.jetstream import Client, Outgoing, losses
+from oncewire.jetstream.keyvalue import KeyValue
 from oncewire.ledger.rules import Sending
 from oncewire.ledger.sqlite import SqliteStore
 from oncewire.settings import Settings
@@ -267,6 +268,36 @@ async def test_a_ledger_takes_no_place_that_is_in_use_or_not_its_own(shared_serv
         with pytest.raises(Refused, match="belongs to another ledger"):
             await adopted(client, agent, tmp_path / "other.db")
         async with run(agent, client, sqlite_in(tmp_path, "one.db")):
+            pass
+
+
+async def test_adopting_goes_on_where_it_was_cut_off(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = echo(new_agent(), f"{OUT}.x")
+    agent.on(f"evt.default.demo.{agent.name}")(lambda ctx, payload: None)
+    update, written = KeyValue.update, list[str]()
+
+    async def dies_at_the_second(bucket: KeyValue, key: str, value: bytes, revision: int) -> int:
+        if written:
+            raise Crash
+        written.append(key)
+        return await update(bucket, key, value, revision)
+
+    async with prepared(shared_server.url) as client:
+        async with run(agent, client, sqlite_in(tmp_path, "one.db")):
+            pass
+        shutil.copy(tmp_path / "one.db", tmp_path / "moved.db")
+        with monkeypatch.context() as patched:
+            patched.setattr(KeyValue, "update", dies_at_the_second)
+            with pytest.raises(Crash):
+                await adopted(client, agent, tmp_path / "moved.db")
+        for name in ("one.db", "moved.db"):  # each lacks one
+            with pytest.raises(Refused, match="at another place"):
+                async with run(agent, client, sqlite_in(tmp_path, name)):
+                    pass
+        assert 1 == len(await adopted(client, agent, tmp_path / "moved.db"))
+        async with run(agent, client, sqlite_in(tmp_path, "moved.db")):
             pass
 
 
