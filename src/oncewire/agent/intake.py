@@ -35,7 +35,7 @@ FETCH_S = 0.2
 LATE_S = 0.1
 """After asking for nothing more, so long a message may still be on its way."""
 FEW = 64
-"""Less messages than that are read where they arrive."""
+"""Fewer messages than that are read where they arrive."""
 ASYNC = "async"
 
 
