@@ -32,12 +32,14 @@ def store(kit: LedgerKit) -> Iterator[Store]:
         yield opened
 
 
-def standings(kit: LedgerKit, *asked: tuple[int, int], digest: str = "") -> list[Standing]:
+def standings(
+    kit: LedgerKit, *asked: tuple[int, int], digest: str = "", subject: str = "evt.default.demo.t"
+) -> list[Standing]:
     with contextlib.closing(kit.unopened()) as looking:
         view = LedgerView(looking, NAME)
         return view.standings(
             [
-                (Resolved(identity=f"key:{number}", digest=digest or entry(number).digest.hex()), at)
+                (Resolved(identity=f"key:{number}", subject=subject, digest=digest or entry(number).digest.hex()), at)
                 for number, at in asked
             ]
         )
@@ -46,6 +48,7 @@ def standings(kit: LedgerKit, *asked: tuple[int, int], digest: str = "") -> list
 def test_what_is_done_is_known_by_its_identity_and_its_content(kit: LedgerKit, store: Store) -> None:
     assert [Standing.DONE, Standing.OPEN] == standings(kit, (1, BEFORE_NS), (9, BEFORE_NS))
     assert [Standing.DONE_OTHERWISE] == standings(kit, (1, BEFORE_NS), digest="00" * 32)
+    assert [Standing.DONE_OTHERWISE] == standings(kit, (1, BEFORE_NS), subject="evt.default.demo.u")
 
 
 def test_what_is_older_than_a_shortened_ledger_counts_as_forgotten(kit: LedgerKit, store: Store) -> None:

@@ -19,10 +19,11 @@ from oncewire.ledger.rules import Ledger, Sending, Source
 from oncewire.ledger.sqlite import SqliteStore
 
 SUBJECT = "evt.default.default.orders.placed"
+ANY_SUBJECT = "evt.*.default.orders.*"
 STREAM = "MESHFORGE_EVENTS"
 NAMED = ("id", "idempotency_key", "span_id")
 """What tells the effects of one input apart."""
-SOURCES = {STREAM: Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (SUBJECT,), 1, False)}
+SOURCES = {STREAM: Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (ANY_SUBJECT,), 1, False)}
 
 
 class Bench:
@@ -31,7 +32,7 @@ class Bench:
     def __init__(self) -> None:
         self.runs = 0
         self.agent = Agent("biller")
-        self.agent.on(SUBJECT)(self.handle)
+        self.agent.on(ANY_SUBJECT)(self.handle)
         self.store = SqliteStore(":memory:")
         self.ledger: Ledger = self.store.open("default", "default", "biller")
 
@@ -46,10 +47,10 @@ class Bench:
         return group.run(items, {}, []), group
 
 
-def message(sequence: int, key: str, cents: int = 1, deliveries: int = 1) -> Message:
+def message(sequence: int, key: str, cents: int = 1, deliveries: int = 1, subject: str = SUBJECT) -> Message:
     reply = f"$JS.ACK.{STREAM}.biller_consumer.{deliveries}.{sequence}.{sequence}.1700000000000000000.0"
     body = {"type": "OrderPlaced", "payload": {"cents": cents}, "idempotency_key": key}
-    return Message(1, SUBJECT.encode(), reply.encode(), b"", msgspec.json.encode(body))
+    return Message(1, subject.encode(), reply.encode(), b"", msgspec.json.encode(body))
 
 
 @pytest.fixture
@@ -80,6 +81,26 @@ def test_one_identity_with_other_content_in_a_later_batch_is_never_dropped(bench
     bench.commit(message(1, "a", cents=1))
     _, group = bench.commit(message(2, "a", cents=2))
     assert [Outcome.DEAD] == outcomes(group)
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+def test_the_same_key_of_another_tenant_is_another_input(bench: Bench, is_together: bool) -> None:
+    copies = [message(at, "1", subject=f"evt.{tenant}.default.orders.placed") for at, tenant in ((1, "t1"), (2, "t2"))]
+    batches = [copies] if is_together else [[copy] for copy in copies]
+    sendings = [one for batch in batches for one in bench.commit(*batch)[0].sendings]
+    assert 2 == bench.runs
+    assert 2 == len({one.id for one in sendings})
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+def test_the_same_key_on_another_subject_of_the_tenant_is_never_dropped(bench: Bench, is_together: bool) -> None:
+    """A refund under the key of its charge is another message, whatever it says: a person decides."""
+    copies = [message(1, "o1"), message(2, "o1", subject="evt.default.default.orders.refunded")]
+    batches = [copies] if is_together else [[copy] for copy in copies]
+    committed = [bench.commit(*batch) for batch in batches]
+    assert [Outcome.DONE, Outcome.DEAD] == [outcome for _, group in committed for outcome in outcomes(group)]
+    assert ["identity_conflict"] == [reason for settled, _ in committed for _, reason in settled.terms]
+    assert 1 == bench.runs
 
 
 def test_the_same_position_twice_in_one_batch_adds_nothing(bench: Bench) -> None:
@@ -125,7 +146,9 @@ def test_effects_keep_their_order_and_their_ids_however_they_are_written(bench: 
     bodies = [msgspec.json.decode(one.payload) for one in settled.sendings]
 
     expected = [
-        effect_id("default", "default", "biller", f"key:k{at}", index) for at in (1, 2, 3) for index in range(3)
+        effect_id("default", "default", "biller", f"key:default/default/k{at}", index)
+        for at in (1, 2, 3)
+        for index in range(3)
     ]
     assert expected == [one.id for one in settled.sendings] == [body["id"] for body in bodies]
     assert [1, 1, 1, 2, 2, 2, 3, 3, 3] == [body["payload"]["cents"] for body in bodies]

@@ -296,3 +296,20 @@ def test_effects_are_plain_values() -> None:
     with AgentTest(echoing()) as t:
         t.send("sync", {"id": "o1"})
         assert msgspec.to_builtins(t.effects[0])["payload"] == {"order": "o1"}
+
+
+def test_keys_count_within_their_tenant_and_on_one_subject() -> None:
+    agent = Agent("shop")
+
+    @agent.on("evt.*.demo.multi.>")
+    def any_order(ctx: Context, payload: dict[str, Any]) -> Effect:
+        return Effect(OUT, payload)
+
+    with AgentTest(agent) as t:
+        sent = [
+            t.send(f"evt.{tenant}.demo.multi.x", {"cents": 5}, type="Paid", key="1") for tenant in ("t1", "t2", "t1")
+        ]
+        refund = t.send("evt.t1.demo.multi.refund", {"cents": 5}, type="Paid", key="1")
+        assert [one.outcome for one in sent] == ["done", "done", "duplicate"]
+        assert (refund.outcome, refund.error) == ("dead", "identity_conflict")
+        assert len({effect.id for effect in t.effects}) == 2

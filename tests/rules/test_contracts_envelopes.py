@@ -525,9 +525,9 @@ def taken(subject: str, sent: bytes) -> inputs.Input:
 def test_an_input_is_read_by_the_contract_of_its_subject() -> None:
     seen = taken("sr.events.loop", body("message"))
     assert seen.envelope == inputs.view(message.decode_message(body("message")), {})
-    assert seen.identity == "key:sha256:abc123def456..."
-    assert taken("platform.billing.usage.metered", body("message", message_id="m")).identity == "id:m"
-    assert taken(SUBJECT, body("runtime")).identity == "key:ord-17"
+    assert seen.identity == "key:default/default/sha256:abc123def456..."
+    assert taken("platform.billing.usage.metered", body("message", message_id="m")).identity == "id:default/default/m"
+    assert taken(SUBJECT, body("runtime")).identity == "key:default/demo/ord-17"
     for foreign in ("chat.events.c1", "dlq.sr.events.loop", "nobody.knows"):
         with pytest.raises(ContractViolation, match="no envelope for agents"):
             taken(foreign, body("message"))

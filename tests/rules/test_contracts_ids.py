@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("loops")
 
 PART = st.text(max_size=6) | st.integers(-3, 10**12)
 AWKWARD = st.text('01",[]\\:', max_size=6)
+NAME = st.text("a/%.2F", max_size=5) | st.text(max_size=4)
 ORIGIN = ids.Origin("S", 1, 2, 3)
 
 
@@ -55,7 +57,9 @@ def test_every_part_of_an_origin_counts_for_its_letter() -> None:
 
 
 def test_ids_are_what_they_were_when_ledgers_were_written() -> None:
-    assert ids.effect_id("default", "demo", "shop", "key:ord-17", 0) == "fx.be4dd4d05c300a6d2b6c8d19a554a82d4b0ca727"
+    identity = ids.key_identity(("default", "demo"), "ord-17")
+    assert identity == "key:default/demo/ord-17"
+    assert ids.effect_id("default", "demo", "shop", identity, 0) == "fx.458c6b83778c57791a372b325c777f24ed42e0d8"
     assert (
         ids.input_id("default", "demo", "evt.default.demo.x", "ord-17", bytes(32))
         == "in.cd9f7f323e360e2145e70d8d155f71cd2d1daa5b"
@@ -73,13 +77,26 @@ def test_a_lone_surrogate_cannot_be_part_of_an_id() -> None:
 def test_identities_of_different_kinds_never_meet() -> None:
     forged = ids.position_identity(ORIGIN).removeprefix("at:")
     found = {
-        ids.key_identity(forged),
-        ids.event_identity(forged),
+        ids.key_identity(("default", "default"), forged),
+        ids.event_identity(("default", "default"), forged),
         ids.position_identity(ORIGIN),
         ids.produce_identity("", "t", "k"),
         ids.consume_identity("", "t", "k", ""),
     }
     assert len(found) == 5
+
+
+@given(
+    st.lists(st.tuples(st.tuples(NAME, NAME), NAME), min_size=2, max_size=2, unique=True),
+    st.sampled_from([ids.key_identity, ids.event_identity]),
+)
+@example([(("a/b", "c"), "d"), (("a", "b"), "c/d")], ids.key_identity)
+@example([(("a%2Fb", "c"), "d"), (("a/b", "c"), "d")], ids.event_identity)
+def test_tenant_workspace_and_key_are_told_apart_whatever_is_in_them(
+    parts: list[tuple[tuple[str, str], str]], identity: Callable[[tuple[str, str], str], str]
+) -> None:
+    one, other = parts
+    assert identity(*one) != identity(*other)
 
 
 def test_the_group_and_the_tenant_count_in_the_broker() -> None:

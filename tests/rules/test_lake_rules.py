@@ -192,7 +192,7 @@ def test_what_breaks_its_contract_is_refused_alone_and_kept_byte_for_byte() -> N
     good = of(event(1))
     rows = bronze_rows(good, *(("evt.acme.main.x", body, {}) for body in BAD), of(event(2)))
     found = decode.decode(rows)
-    assert ["key:order-1", "key:order-2"] == found.parts["runtime"]["identity"].to_pylist()
+    assert ["key:acme/main/order-1", "key:acme/main/order-2"] == found.parts["runtime"]["identity"].to_pylist()
     assert {"runtime": len(BAD)} == found.refused
     assert BAD == found.quarantine["payload"].to_pylist()
     reasons = found.quarantine["reason"].to_pylist()
@@ -330,7 +330,7 @@ def test_a_message_that_is_sent_to_the_platform_keeps_its_time_to_the_microsecon
     )
     body = encode_message(sent)
     row = decode.decode(bronze_rows(("platform.billing.usage.metered", body, {}))).parts["message"].to_pylist()[0]
-    assert (sent.timestamp, "t2", "id:m") == (row["event_time"], row["tenant"], row["identity"])
+    assert (sent.timestamp, "t2", "id:t2/default/m") == (row["event_time"], row["tenant"], row["identity"])
 
 
 def test_every_table_says_its_keys_and_grain() -> None:

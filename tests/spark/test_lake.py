@@ -68,7 +68,7 @@ def test_every_message_is_once_in_bronze_and_every_identity_once_in_silver(lake:
     keys = [one["identity"] for one in rows(lake, "silver/runtime", "identity")]
     assert {} == doubled(keys)
     # 20 and 21 were deleted before anybody read them
-    assert {f"key:order-{number}" for number in range(1, 102) if number not in (20, 21)} == set(keys)
+    assert {f"key:acme/main/order-{number}" for number in range(1, 102) if number not in (20, 21)} == set(keys)
 
 
 def test_what_silver_refuses_is_in_quarantine_byte_for_byte(lake: Path) -> None:

@@ -401,7 +401,7 @@ class World:
         return [(number, *one) for number in chosen for one in table.get(self.sent[number], ())]
 
     def identity(self, number: int) -> str:
-        return f"key:{self.agent}:{number}"
+        return f"key:default/{WORKSPACE}/{self.agent}:{number}"
 
     def effect_id(self, number: int, index: int) -> str:
         parts = ["fx", "default", WORKSPACE, self.agent, self.identity(number), index]
@@ -576,7 +576,7 @@ class World:
         content = {"payload": envelope["payload"], "type": envelope["type"]}
         digest = hashlib.sha256(json.dumps(content, separators=(",", ":"), sort_keys=True).encode()).digest()
         agent = f"default/{WORKSPACE}/{self.agent}"
-        identity = f"key:{envelope['idempotency_key']}"
+        identity = f"key:default/{WORKSPACE}/{envelope['idempotency_key']}"
         subject = subject_of(self.agent, envelope["type"])
         head = f"{len(agent)}:{agent}{len(identity)}:{identity}{len(subject)}:{subject}{outcome}".encode()
         return hashlib.blake2b(head + digest, digest_size=64).digest()

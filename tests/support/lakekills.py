@@ -83,7 +83,7 @@ class Strikes:
         first = self.published
         numbers = [number - number % AGAIN // (AGAIN - 1) for number in range(first, first + ROWS - len(BAD))]
         publish(self.server, [event(number) for number in numbers] + BAD)
-        self.identities |= {f"key:order-{number}" for number in numbers}
+        self.identities |= {f"key:acme/main/order-{number}" for number in numbers}
         self.published += ROWS
         self.bad += len(BAD)
 

@@ -198,7 +198,7 @@ class FakeAgent:
     def _effects(self, entry: Entry) -> list[Sending]:
         led = self.ledger
         named = [ids.effect_id(led.tenant, led.workspace, led.agent, entry.identity, at) for at in range(entry.effects)]
-        order = entry.identity.removeprefix("key:")
+        order = entry.identity.rpartition("/")[2]
         return [Sending(one, "evt.default.demo.bills.made", bill(one, order), None, EVENTS) for one in named]
 
     def letter(self, sequence: int, cause: str = "BrokenOrder") -> int:

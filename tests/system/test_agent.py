@@ -211,6 +211,30 @@ async def test_the_same_identity_at_another_position_is_a_duplicate_and_other_co
     assert letter.headers["Oncewire-Dlq-Cause"] == "identity_conflict"
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_key_in_two_tenants_is_two_inputs_and_on_two_subjects_a_conflict(
+    shared_server: NatsServer, tmp_path: Path, is_async: bool
+) -> None:
+    agent, subject, topic = new_agent(), f"{OUT}.{unique('t')}", unique("topic")
+
+    def answer(ctx: Context, payload: dict[str, Any]) -> Effect:
+        return Effect(subject, {"tenant": ctx.envelope.tenant})
+
+    async def answer_later(ctx: Context, payload: dict[str, Any]) -> Effect:
+        return answer(ctx, payload)
+
+    agent.on(f"evt.*.demo.{topic}.>")(answer_later if is_async else answer)
+    async with prepared(shared_server.url) as client:
+        for place in (f"t1.demo.{topic}.charge", f"t2.demo.{topic}.charge", f"t2.demo.{topic}.refund"):
+            await client.publish(f"evt.{place}", {"type": "x", "id": "1", "payload": {"cents": 5}})
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            await counted(runner, done=2, dead=1)
+    assert {"t1", "t2"} == {payload_of(one)["tenant"] for one in await stored(shared_server.url, EVENTS, subject)}
+    (letter,) = await stored(shared_server.url, "DLQ_REQUESTS", f"dlq_requests.{agent.name}")
+    assert "identity_conflict" == letter.headers["Oncewire-Dlq-Cause"]
+    assert "t2" == letter.headers["Oncewire-Dlq-Subject"].split(".")[1]
+
+
 async def test_copies_of_one_input_in_async_handlers_call_outside_once(
     shared_server: NatsServer, tmp_path: Path
 ) -> None:

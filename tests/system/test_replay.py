@@ -103,7 +103,7 @@ def test_the_first_input_with_another_effect_is_named(kit: LedgerKit) -> None:
     settle_all(agent_of(charge), kit.unopened(), numbers(6))
     found = replay(agent_of(changed), kit.unopened()).difference
     assert found is not None
-    assert (2, "key:k3", "cmd.default.demo.biller.charge", STREAM, 3) == (
+    assert (2, "key:default/demo/k3", "cmd.default.demo.biller.charge", STREAM, 3) == (
         found.block,
         found.identity,
         found.subject,
@@ -128,7 +128,7 @@ def test_whatever_a_handler_does_otherwise_is_a_difference(kit: LedgerKit, handl
     found = replay(agent_of(handle), kit.unopened()).difference
     assert found is not None
     assert what in found.what
-    assert "key:k1" == found.identity
+    assert "key:default/demo/k1" == found.identity
 
 
 def test_a_subject_without_a_handler_is_a_difference(kit: LedgerKit) -> None:
@@ -201,7 +201,10 @@ def test_a_delayed_effect_waits_or_was_sent(kit: LedgerKit) -> None:
     kit.sql("DELETE FROM ledger_delayed")
     found = replay(agent_of(later), kit.unopened())
     assert found.difference is not None
-    assert ("its delayed effect is nowhere", "key:k1") == (found.difference.what, found.difference.identity)
+    assert ("its delayed effect is nowhere", "key:default/demo/k1") == (
+        found.difference.what,
+        found.difference.identity,
+    )
 
 
 def test_a_handler_that_writes_into_a_real_table_by_its_full_name_changes_nothing() -> None:

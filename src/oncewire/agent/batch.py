@@ -5,8 +5,8 @@ Runs in the ledger's thread, on the store alone: no network, no event loop. The 
     replay meant for another consumer          passed
     does not keep its contract                 terminated, handed to the dead-letter service
     no handler knows the subject               retried; at its last delivery dead ("no_handler")
-    identity done, same content                duplicate (or, at the same position, the same input again: resumed)
-    identity done, other content               dead ("identity_conflict"), never dropped
+    identity done, same subject and content    duplicate (or, at the same position, the same input again: resumed)
+    identity done, other subject or content    dead ("identity_conflict"), never dropped
     handler returns                            done, with its effects
     handler raises Retry or anything else      retried after a delay; at its last delivery dead
     handler raises Terminate                   terminated, handed to the dead-letter service
@@ -79,6 +79,13 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     def carried(self) -> dict[str, str]:
         """The headers of the message."""
         return self.message.headers
+
+
+class _Done(NamedTuple):
+    """What was said under an identity that is done."""
+
+    subject: str
+    digest: bytes
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -163,7 +170,7 @@ class GroupCommit:
         self.out = Settled()
         self._work = SyncWork(store)
         self._has_room = _takes_every_plain_one(limits)
-        self._now: dict[bytes, bytes] = {}
+        self._now: dict[bytes, _Done] = {}
         self._here: set[bytes] = set()
         self._ways: dict[tuple[str, str], tuple[str, Frame | None]] = {}
         """By subject and type of an effect: its stream, and the frame of its envelope."""
@@ -325,12 +332,14 @@ class GroupCommit:
         if (entry.stream, entry.sequence) == (item.delivery.stream, item.delivery.sequence):
             self._again(item, place.block)
         else:
-            self._duplicate_or_conflict(item, entry.digest)
+            self._duplicate_or_conflict(item, _Done(entry.subject, entry.digest))
 
-    def _duplicate_or_conflict(self, item: Item, done: bytes) -> None:
-        """Another copy of an identity that is done: the same content is a duplicate, other content is never dropped."""
+    def _duplicate_or_conflict(self, item: Item, done: _Done) -> None:
+        """Another copy of an identity that is done: the same content on the same subject is a duplicate, anything else
+        is never dropped."""
         assert item.input is not None
-        if done == item.input.digest or self._replaces(item, done):
+        is_copy = item.input.digest == done.digest or self._replaces(item, done.digest)
+        if is_copy and item.subject == done.subject:
             self._settle(item, Outcome.DUPLICATE, item.at_key)
         else:
             self.give_up(item, Outcome.DEAD, IDENTITY_CONFLICT)
@@ -378,7 +387,7 @@ class GroupCommit:
         self._done.append(item)
         self._done_effects.append(len(sendings) - start)
         if not self._is_fresh:
-            self._now[item.key] = input_.digest
+            self._now[item.key] = _Done(item.subject, input_.digest)
             self._here.add(item.at_key)
         if self.began_ns:
             self._worked(item, start)
@@ -407,7 +416,7 @@ class GroupCommit:
         except Exception:
             del self.sendings[start:], self.delayed[late:]
             raise
-        self._now[item.key] = item.input.digest
+        self._now[item.key] = _Done(item.subject, item.input.digest)
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
         self._worked(item, start)
 

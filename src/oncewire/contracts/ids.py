@@ -4,7 +4,8 @@ Every id is a hash over its parts as a JSON array, so that no two lists of parts
 joined by a separator, messages swallow each other. Ids are SHA-256 cut to 160 bits.
 
 Identities (`…_identity`) are what a ledger remembers. Each begins with a word for its kind: a key that a producer
-chose can never pass for a position or for a chat message.
+chose can never pass for a position or for a chat message. Keys and ids of producers count within the tenant and the
+workspace of their message, so both are part of the identity.
 """
 
 from __future__ import annotations
@@ -119,18 +120,37 @@ def idempotency_key(message_type: str, message_id: str, payload: dict[str, objec
     return f"sha256:{hashlib.sha256(canonical(named)).hexdigest()}"
 
 
-def key_identity(key: str) -> str:
+Owner = tuple[str, str]
+"""Tenant and workspace of a message."""
+
+
+def key_identity(owner: Owner, key: str) -> str:
     """On `sr.>`, `evt.>`, `cmd.>`: the idempotency key."""
-    return key_identities([key])[0]
+    return _owned("key", owner) + key
 
 
-def key_identities(keys: Sequence[str]) -> list[str]:
-    return [f"key:{key}" for key in keys]
+def key_identities(tenants: Sequence[str], workspaces: Sequence[str], keys: Sequence[str]) -> list[str]:
+    """The same for many messages: nearly always those of a batch have one owner."""
+    if keys and tenants.count(tenants[0]) == workspaces.count(workspaces[0]) == len(keys):
+        begin = _owned("key", (tenants[0], workspaces[0]))
+        return [begin + key for key in keys]
+    return [_owned("key", (tenant, at)) + key for tenant, at, key in zip(tenants, workspaces, keys, strict=True)]
 
 
-def event_identity(message_id: str) -> str:
+def event_identity(owner: Owner, message_id: str) -> str:
     """On the platform's subjects: the message id, which they also call event_id."""
-    return f"id:{message_id}"
+    return _owned("id", owner) + message_id
+
+
+def _owned(kind: str, owner: Owner) -> str:
+    """`kind:tenant/workspace/`. A slash inside either name is escaped, so that the third part begins in one place. Not
+    JSON: its quotes would be escaped again in every hash over an identity."""
+    tenant, workspace = owner
+    return f"{kind}:{_escaped(tenant)}/{_escaped(workspace)}/"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def position_identity(origin: Origin) -> str:

@@ -63,8 +63,8 @@ def read_all_complete(bodies: Sequence[bytes], subjects_: Sequence[str]) -> list
 
 
 def _whole(envelopes: Sequence[Any], payloads: Sequence[bytes]) -> list[Input]:
-    types, keys = columns(envelopes, RuntimeEnvelope, "type", "idempotency_key")
-    return list(map(Input, envelopes, ids.key_identities(keys), ids.content_digests(types, payloads)))
+    types, *named = columns(envelopes, RuntimeEnvelope, "type", "tenant", "workspace", "idempotency_key")
+    return list(map(Input, envelopes, ids.key_identities(*named), ids.content_digests(types, payloads)))
 
 
 @lru_cache(maxsize=4096)
@@ -83,25 +83,25 @@ def read_closely(body: bytes, *, subject: str, origin: ids.Origin, carried: Head
     match _family(subject):
         case catalog.Family.RUNTIME:
             envelope, written = runtime.open_runtime(body, subject=subject, origin=origin, carried=carried)
-            identity = ids.key_identity(envelope.idempotency_key)
         case catalog.Family.MESSAGE:
             sent, written = message.open_message(body)
             envelope = view(sent, carried)
-            identity = message_identity(subject, sent)
         case _:
             raise ContractViolation(
                 f"no envelope for agents is carried on {subject!r}",
                 field="subject",
                 hint="Agents read evt.>, cmd.>, sr.> and the platform's subjects.",
             )
-    return Input(envelope, identity, ids.content_digest(envelope.type, written))
+    return Input(envelope, identity_of(subject, envelope), ids.content_digest(envelope.type, written))
 
 
-def message_identity(subject: str, envelope: MessageEnvelope) -> str:
-    """What makes a MessageEnvelope the same message: its key on `sr.>`, its id on the platform's subjects."""
-    if subject.startswith("sr."):
-        return ids.key_identity(envelope.idempotency_key)
-    return ids.event_identity(envelope.message_id)
+def identity_of(subject: str, envelope: RuntimeEnvelope) -> str:
+    """What makes a message the same message: its id on the platform's subjects, elsewhere its idempotency key. Either
+    counts within its tenant and workspace."""
+    owner = (envelope.tenant, envelope.workspace)
+    if _family(subject) is catalog.Family.MESSAGE and not subject.startswith("sr."):
+        return ids.event_identity(owner, envelope.id)
+    return ids.key_identity(owner, envelope.idempotency_key)
 
 
 def view(envelope: MessageEnvelope, carried: Headers) -> RuntimeEnvelope:

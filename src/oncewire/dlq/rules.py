@@ -283,6 +283,7 @@ class Resolved(Struct, frozen=True):
     idempotency_key: str = ""
     ts: str = ""
     identity: str = ""
+    subject: str = ""
     digest: str = ""
 
 
@@ -293,7 +294,7 @@ def resolve(subject: str, payload: bytes, headers: Mapping[str, str], origin: id
     except ContractViolation:
         return Resolved()
     one = found.envelope
-    return Resolved(one.id, one.idempotency_key, str(one.ts), found.identity, found.digest.hex())
+    return Resolved(one.id, one.idempotency_key, str(one.ts), found.identity, subject, found.digest.hex())
 
 
 def replay_headers(

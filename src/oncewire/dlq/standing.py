@@ -136,7 +136,7 @@ class LedgerView:
                 continue
             block = self._store.block(place.block)
             entry = block.content.entries[place.at] if block else None
-            is_same = entry is None or entry.digest.hex() == resolved.digest
+            is_same = entry is None or (entry.subject, entry.digest.hex()) == (resolved.subject, resolved.digest)
             is_done = entry is None or entry.outcome is Outcome.DONE
             found.append(Standing.OPEN if not is_done else Standing.DONE if is_same else Standing.DONE_OTHERWISE)
         return found

@@ -28,7 +28,7 @@ from oncewire.errors import PermissionDenied, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
-from oncewire.ledger.packed import FORMAT, READ_FORMATS, pack
+from oncewire.ledger.packed import FORMAT, pack
 from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.store import (
@@ -92,9 +92,9 @@ class PostgresStore:
                     hint="Run `oncewire migrate`, with the same --schema.",
                 ) from None
             meta = dict(cursor.execute(self._session.sql["meta"]).fetchall())
-            if meta["format"] not in READ_FORMATS:
+            if meta["format"] != FORMAT:
                 raise Refused(
-                    f"the ledger has format {meta['format']}, this version reads {' and '.join(READ_FORMATS)}",
+                    f"the ledger has format {meta['format']}, this version reads {FORMAT}",
                     hint="Use the version of oncewire that wrote it.",
                 )
             self.ledger_id = meta["id"]
@@ -409,7 +409,6 @@ class PostgresStore:
             asked = (self._agent, process, PROCESS_LOCKS)
             gone = [row[0] for row in cursor.execute(self._session.sql["left_behind"], asked)]
             cursor.execute(self._session.sql["leave"], (gone,))
-            cursor.execute(self._session.sql["raise_format"], {"format": FORMAT})
             cursor.execute(self._session.sql["enter"], (process, self._agent, now_ms))
         return bool(gone)
 

@@ -10,8 +10,8 @@ after a crash either all of it is there or nothing is:
     its block, all confirmed    is acked
 
 What is known of an input is found by its key: for inputs that are done the hash of agent and *identity* (the same
-message under another position is a duplicate), for all other outcomes the hash of agent and *position* (the identity
-may come again, as a replay, and then runs).
+message under another position is a duplicate; an identity names the tenant and workspace of its message), for all other
+outcomes the hash of agent and *position* (the identity may come again, as a replay, and then runs).
 
 The state hash adds up: one element per settled identity, summed lane by lane, so it does not depend on order, can be
 kept up to date block by block, and can be computed in parallel. Positions and filled-in fields are not part of it.

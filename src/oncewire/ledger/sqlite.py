@@ -26,7 +26,7 @@ from oncewire.errors import Refused, Unavailable
 from oncewire.fields import columns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
-from oncewire.ledger.packed import FORMAT, READ_FORMATS, pack
+from oncewire.ledger.packed import FORMAT, pack
 from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Source
 from oncewire.ledger.sqlite_checkpoints import Checkpoints
@@ -135,9 +135,9 @@ class SqliteStore:
 
     def _check_format(self) -> None:
         found = self.connection.execute("SELECT value FROM ledger_meta WHERE name = 'format'").fetchone()[0]
-        if found not in READ_FORMATS:
+        if found != FORMAT:
             raise Refused(
-                f"the ledger {self.path} has format {found}, this version reads {' and '.join(READ_FORMATS)}",
+                f"the ledger {self.path} has format {found}, this version reads {FORMAT}",
                 hint="Use the version of oncewire that wrote it.",
             )
 
@@ -464,7 +464,6 @@ class SqliteStore:
             left = db.execute("SELECT process FROM ledger_processes WHERE agent = ?", (self._agent,)).fetchall()
             gone = [row for row in left if not is_alive(row[0])]
             db.executemany("DELETE FROM ledger_processes WHERE process = ?", gone)
-            db.execute("UPDATE ledger_meta SET value = ? WHERE name = 'format' AND value <> ?", (FORMAT, FORMAT))
             db.execute("INSERT OR REPLACE INTO ledger_processes VALUES (?, ?, ?)", (process, self._agent, now_ms))
         return bool(gone)
 

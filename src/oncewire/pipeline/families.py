@@ -120,7 +120,7 @@ def read_message(body: bytes, place: Place) -> Read:
     return Read(
         told.tenant,
         told.workspace,
-        inputs.message_identity(place.subject, sent),
+        inputs.identity_of(place.subject, told),
         (sent.timestamp - _EPOCH) // _MICRO,
         told.trace_id,
         told.span_id,

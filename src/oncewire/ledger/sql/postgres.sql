@@ -8,10 +8,6 @@ INSERT INTO {s}.ledger_meta (name, value) VALUES ('id', %(id)s), ('format', %(fo
 -- A statement of its own, after `add_meta`: it sees what that one waited for.
 SELECT name, value FROM {s}.ledger_meta;
 
--- name: raise_format
--- From here on blocks are written that an older version cannot read.
-UPDATE {s}.ledger_meta SET value = %(format)s WHERE name = 'format' AND value <> %(format)s;
-
 -- name: note
 INSERT INTO {s}.ledger_meta (name, value) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
