@@ -38,9 +38,9 @@ async def with_ledger(url: str) -> str:
     return url
 
 
-async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
-    """At each death its order of steps is checked; a point that is never reached fails. Then all is finished, and
-    counted."""
+async def chain(world: World, deaths: Iterable[tuple[str, int]], kind: str = "") -> None:
+    """Inputs of one kind, or of all. At each death its order of steps is checked; a point that is never reached fails.
+    Then all is finished, and counted."""
     for point, nth in deaths:
         options: dict[str, int | str] = {}
         if point in points.SWEEP:
@@ -62,7 +62,7 @@ async def chain(world: World, deaths: Iterable[tuple[str, int]]) -> None:
             await world.send(BURST)
             await world.finish()
             options = {"keep_s": KEEP_S, "clock_ahead_s": 2 * KEEP_S}
-        await world.die(point, nth, burst=BURST, **options)
+        await world.die(point, nth, burst=BURST, kind=kind, **options)
         problems = await world.autopsy()
         assert not problems, f"after a death at {point}, visit {nth}: {problems}"
     await world.finish()

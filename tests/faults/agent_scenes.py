@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import resource
 import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 from nats.errors import Error as NatsError
 
-from tests.faults.agent_crash import with_ledger
-from tests.support.agents import AWAY_CODE, DEADLINE_S, KILLED, ROWS, WorkerProcess, World, world
+from oncewire.jetstream import Outgoing
+from tests.faults import agent_links
+from tests.faults.agent_crash import chain, with_ledger
+from tests.faults.agent_links import Link, event_subject
+from tests.faults.agent_worker import TARGETS
+from tests.support.agents import AWAY_CODE, DEADLINE_S, KILLED, ROWS, WorkerProcess, World, execute, world
 from tests.support.nats import NatsServer, nats_server
 from tests.support.postgres import PostgresServer, postgres_server
+from tests.support.running import EVENTS, payload_of, prepared, stored
+from tests.support.streams import unique
 from tests.support.wait import LOOK_S, until, until_async
 
 AWAY = (OSError, TimeoutError, NatsError, sqlite3.OperationalError)
@@ -219,6 +227,122 @@ async def outage_past_the_window(one: World, point: str) -> None:
     forgotten_at = time.monotonic() + 2.5 * one.window_s
     await until(lambda: time.monotonic() > forgotten_at, "the server to forget")
     await one.finish()
+
+
+async def deaths_with_effects_everywhere(
+    url: str, folder: Path, store: str, points: Iterable[tuple[str, int]], *, window_s: float = 120.0
+) -> list[str]:
+    """Each input sends an effect to a stream of each kind; a process dies at these points. Past the window only
+    receivers with a ledger see a repeat. Returns the count."""
+    repeating = frozenset({"queue", "brief"}) if window_s < DEADLINE_S else frozenset[str]()
+    async with world(
+        url,
+        folder,
+        store,
+        window_s=window_s,
+        targets=tuple(TARGETS),
+        repeating=repeating,
+        options={"max_deliver": 1_000},
+    ) as one:
+        await chain(one, points, kind="fan")
+        return await one.count()
+
+
+class Links:
+    """The processes of a chain of agents. A link that dies is started again."""
+
+    def __init__(self, url: str, folder: Path, store: str, count: int) -> None:
+        name = unique("chain")
+        self.links = [Link(url, store or f"sqlite:///{folder}/{name}-{at}.db", name, at, count) for at in range(count)]
+        self._folder = folder
+        self._starts = 0
+        self.workers: list[WorkerProcess] = []
+        self.broken: list[str] = []
+        self.is_draining = False
+
+    def _start(self, link: Link) -> WorkerProcess:
+        self._starts += 1
+        return WorkerProcess(link, self._folder / f"{link.name}-{self._starts}.log", agent_links.main)
+
+    @contextlib.asynccontextmanager
+    async def working(self) -> AsyncIterator[Links]:
+        for store in {link.store for link in self.links}:
+            await execute(store, "CREATE TABLE passed (link INTEGER NOT NULL, n INTEGER NOT NULL)")
+        self.workers = [self._start(link) for link in self.links]
+        replacing = asyncio.create_task(self._replace())
+        try:
+            yield self
+        finally:
+            replacing.cancel()
+            await asyncio.gather(replacing, return_exceptions=True)
+            for worker in self.workers:
+                worker.kill()
+
+    async def _replace(self) -> None:
+        while not self.is_draining:
+            for link, worker in zip(self.links, list(self.workers), strict=True):
+                if worker.code is not None:
+                    if worker.code != KILLED:
+                        self.broken.append(f"{link.name} ended with {worker.code}: {worker.tail()[-600:]}")
+                    self.workers[link.at] = self._start(link)
+            await asyncio.sleep(LOOK_S)
+
+    async def drain(self) -> None:
+        """Each of them has started again, and finishes."""
+        await until(
+            lambda: self.broken or all(worker.is_running for worker in self.workers),
+            "running links",
+            deadline_s=DEADLINE_S,
+        )
+        self.is_draining = True
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM)
+            self.broken += [worker.tail()[-600:]] if await worker.ended() else []
+
+    async def passed(self) -> Counter[tuple[int, int]]:
+        """How often each input has passed each link."""
+        found: Counter[tuple[int, int]] = Counter()
+        for store in {link.store for link in self.links}:
+            with contextlib.suppress(*AWAY):
+                found.update([(at, n) for at, n in await execute(store, "SELECT link, n FROM passed")])
+        return found
+
+
+async def killed_links(
+    server: NatsServer, folder: Path, store: str, *, count: int, inputs: int, kills: int, seed: int
+) -> list[str]:
+    """Links of a chain are killed at random while inputs pass through it. What is wrong at the end."""
+    chance, links = random.Random(seed), Links(server.url, folder, store, count)
+    name = links.links[0].chain
+    async with prepared(server.url) as client, links.working():
+        for first in range(0, inputs, 10):
+            numbers = range(first, min(first + 10, inputs))
+            bodies = {n: json.dumps({"type": "Test", "payload": {"n": n}}).encode() for n in numbers}
+            subject = event_subject(name, "in")
+            await client.publish_all([Outgoing(subject, body, f"{name}-{n}") for n, body in bodies.items()])
+        for kill in range(1, kills + 1):
+            progress = kill * inputs * count // (kills + 1)
+            await until_async(lambda progress=progress: _have_passed(links, progress), "work", deadline_s=DEADLINE_S)
+            victim = kill - 1 if kill <= count else chance.randrange(count)  # each of them at least once
+            links.workers[victim].kill()
+        await until_async(lambda: _have_passed(links, inputs * count), "the rest", deadline_s=2 * DEADLINE_S)
+        out = event_subject(name, "out")
+
+        async def arrived() -> list[int]:
+            messages = [payload_of(one)["n"] for one in await stored(server.url, EVENTS, out)]
+            return messages if len(messages) >= inputs else []
+
+        numbers = await until_async(arrived, "the last effects", deadline_s=DEADLINE_S)
+        passed = await links.passed()
+        await links.drain()
+    problems = [f"link {at} handled {n} {times} times" for (at, n), times in sorted(passed.items()) if times > 1]
+    problems += [f"{n} came out {times} times" for n, times in sorted(Counter(numbers).items()) if times > 1]
+    return links.broken + problems
+
+
+async def _have_passed(links: Links, count: int) -> bool:
+    assert not links.broken, links.broken
+    return len(await links.passed()) >= count
 
 
 async def long_waits(one: World, kind: str, count: int, look: Callable[[], None]) -> None:

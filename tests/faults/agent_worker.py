@@ -34,6 +34,16 @@ WORKSPACE = "faults"
 AWAY_CODE = 75
 """It ended because a server or the store was away."""
 KINDS = ("sync", "sync", "sync", "sync", "sync", "wait", "wait", "late", "bad", "again")
+LOGS = ("out", "far")
+TARGETS = dict.fromkeys(LOGS, "evt.default.{workspace}.{agent}.{part}.made") | {
+    "queue": "cmd.default.{workspace}.{agent}-next.made",
+    "events": "sr.events.{agent}.made",
+    "commands": "sr.commands.{agent}.made",
+    "latest": "latest.{agent}.{n}",
+    "brief": "brief.{agent}.made",
+    "foreign": "foreign.{agent}.made",
+}
+"""The streams that effects go to, and the subject there: one of each kind."""
 CATASTROPHE = re.compile(r"(a|aa)+$")
 GOLDEN = 1.618
 """One more letter takes so many times as long."""
@@ -77,6 +87,10 @@ def subject_of(agent: str, kind: str) -> str:
     return f"evt.default.{WORKSPACE}.{agent}.in.{kind}"
 
 
+def target_subject(agent: str, part: str, number: int | str) -> str:
+    return TARGETS[part].format(workspace=WORKSPACE, agent=agent, part=part, n=number)
+
+
 async def call_outside(port: int, key: str) -> int:
     """The outside service answers every call with one and the same key alike, and counts them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -113,11 +127,11 @@ def make_agent(plan: Plan, at: Points) -> Agent:
     )
     mark = "%s" if plan.store.startswith("postgres") else "?"
     insert = f"INSERT INTO business (n, kind) VALUES ({mark}, {mark})"
-    base = f"evt.default.{WORKSPACE}.{plan.agent}"
 
     def effect(number: int, part: str, to: str = "out", **more: Any) -> Effect:
         delay_s = more.pop("delay_s", 0.0)
-        return Effect(f"{base}.{to}.made", {"n": number, "part": part, **more}, delay_s=delay_s)
+        subject = target_subject(plan.agent, to, number)
+        return Effect(subject, {"n": number, "part": part, **more}, delay_s=delay_s)
 
     @agent.on(subject_of(plan.agent, "sync"))
     def sync(ctx: Any, body: dict[str, Any]) -> list[Effect]:
@@ -139,6 +153,11 @@ def make_agent(plan: Plan, at: Points) -> Agent:
     def bad(ctx: Any, body: dict[str, Any]) -> None:
         ctx.tx.execute(insert, (body["n"], "bad"))
         raise Terminate("it is bad")
+
+    @agent.on(subject_of(plan.agent, "fan"))
+    def fan(ctx: Any, body: dict[str, Any]) -> list[Effect]:
+        ctx.tx.execute(insert, (body["n"], "fan"))
+        return [effect(body["n"], part, part) for part in TARGETS]
 
     async def charge(ctx: Any, body: dict[str, Any], kind: str) -> Effect:
         result = await ctx.once("call", outside, ctx.key("call"))

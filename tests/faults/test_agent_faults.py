@@ -37,6 +37,37 @@ async def test_twenty_deaths_at_every_step(tmp_path: Path, store: str, point: st
         await asyncio.gather(*map(run, range(WORLDS)))
 
 
+FANNED = ("committed", "publish:before", "publish:half", "publish:sent", "publish:after")
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("point", FANNED)
+async def test_effects_on_every_kind_of_stream(server: NatsServer, tmp_path: Path, store: str, point: str) -> None:
+    deaths = [(point, nth) for nth in range(1, 9)]
+
+    assert [] == await scenes.deaths_with_effects_everywhere(server.url, tmp_path, await store_url(store), deaths)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("point", FANNED)
+async def test_effects_on_every_kind_of_stream_after_their_ids_are_forgotten(
+    server: NatsServer, tmp_path: Path, store: str, point: str
+) -> None:
+    deaths = [(point, nth) for nth in (1, 4, 8)]
+
+    assert [] == await scenes.deaths_with_effects_everywhere(
+        server.url, tmp_path, await store_url(store), deaths, window_s=0.1
+    )
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("count", [2, 3])
+async def test_a_chain_of_agents_under_kills(server: NatsServer, tmp_path: Path, store: str, count: int) -> None:
+    url = await store_url(store)
+
+    assert [] == await scenes.killed_links(server, tmp_path, url, count=count, inputs=400, kills=20, seed=11)
+
+
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("sync_always", [False, True], ids=["default", "always"])
 async def test_sixty_kills_at_random(tmp_path: Path, store: str, sync_always: bool) -> None:

@@ -313,3 +313,11 @@ def test_keys_count_within_their_tenant_and_on_one_subject() -> None:
         assert [one.outcome for one in sent] == ["done", "done", "duplicate"]
         assert (refund.outcome, refund.error) == ("dead", "identity_conflict")
         assert len({effect.id for effect in t.effects}) == 2
+
+
+def test_an_effect_on_a_stream_that_confirms_nothing_is_refused() -> None:
+    agent = Agent("asking")
+    agent.on("go")(lambda ctx, payload: Effect("sr.queries.stock", {}))
+
+    with AgentTest(agent) as t:
+        assert "confirms nothing" in t.send("go", {}).error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import sys
 import time
 import types
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from tests.faults import agent_worker
 from tests.faults.agent_points import ENDING
 from tests.faults.agent_worker import AWAY_CODE as AWAY_CODE
-from tests.faults.agent_worker import WORKSPACE, Plan, kind_of, subject_of
+from tests.faults.agent_worker import LOGS, TARGETS, WORKSPACE, Plan, kind_of, subject_of, target_subject
 from tests.support.streams import unique, witness
 from tests.support.wait import LOOK_S, until_async
 
@@ -48,12 +49,20 @@ SHARED = {
     f"KV_{bucket}": {"subjects": [f"$KV.{bucket}.>"], "max_msgs_per_subject": 1, "allow_rollup_hdrs": True}
     for bucket in ("OW_LEDGERS", "OW_INCARNATIONS", "OW_LOSSES")
 }
+KINDS_OF_STREAMS: dict[str, dict[str, Any]] = {
+    "queue": {"retention": "workqueue"},
+    "latest": {"max_msgs_per_subject": 1},
+    "brief": {"allow_msg_ttl": True},
+    "foreign": {"allow_direct": False, "allow_atomic": False, "allow_batched": False},
+}
+"""How the targets differ from a log of ours."""
 BATCHES = {"allow_atomic": True, "allow_batched": True}
 TABLE = "CREATE TABLE IF NOT EXISTS business (n INTEGER NOT NULL, kind TEXT NOT NULL)"
 IMMEDIATE = {"sync": (("a", "out", 0), ("b", "far", 1)), "wait": (("a", "out", 0),), "again": (("a", "out", 0),)}
 IMMEDIATE |= {"slow": (("a", "out", 0),), "regex": (("a", "out", 0),)}
+IMMEDIATE |= {"fan": tuple((part, part, index) for index, part in enumerate(TARGETS))}
 LATER = {"late": (("d", "out", 0),)}
-ROWS = frozenset({"sync", "wait", "again", "late", "slow", "regex"})
+ROWS = frozenset({"sync", "wait", "again", "late", "slow", "regex", "fan"})
 CALLERS = frozenset({"wait", "again"})
 GIVEN_UP = frozenset({"bad", "poison"})
 
@@ -83,31 +92,32 @@ class Outside:
 
 
 _fork = multiprocessing.get_context("forkserver")
-_fork.set_forkserver_preload(["tests.faults.agent_worker"])
+_fork.set_forkserver_preload(["tests.faults.agent_worker", "tests.faults.agent_links"])
 
 
-def _work(plan: str, log: str) -> None:
+def _work(main: Callable[[str], None], plan: str, log: str) -> None:
     """In the child: all it says goes into its log."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    agent_worker.main(plan)
+    main(plan)
 
 
 class WorkerProcess:
     """One worker, killed by the id we started. It is forked from a server that has loaded everything already: half of
     a short life would be imports."""
 
-    def __init__(self, plan: Plan, log: Path) -> None:
+    def __init__(self, plan: msgspec.Struct, log: Path, main: Callable[[str], None] = agent_worker.main) -> None:
         self.log = log
         log.touch()
-        self.process = _fork.Process(target=_work, args=(msgspec.json.encode(plan).decode(), str(log)), daemon=True)
-        main = sys.modules["__main__"]
+        words = (main, msgspec.json.encode(plan).decode(), str(log))
+        self.process = _fork.Process(target=_work, args=words, daemon=True)
+        pytest_main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")  # or each child would load pytest
         try:
             self.process.start()
         finally:
-            sys.modules["__main__"] = main
+            sys.modules["__main__"] = pytest_main
 
     @property
     def pid(self) -> int:
@@ -177,8 +187,15 @@ class Found:
 
     @property
     def payload(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.data)["payload"]
-        return found
+        body: dict[str, Any] = json.loads(self.data)
+        return body.get("payload", body)  # outside our contracts the body is the payload
+
+
+def _found(sequence: int, subject: str, headers: Any, data: bytes) -> Found:
+    """A MessageEnvelope is published under its idempotency key, and its own id is the effect's."""
+    headers = dict(headers or {})
+    id_ = json.loads(data)["message_id"] if subject.startswith("sr.") else headers.get("Nats-Msg-Id", "")
+    return Found(sequence, subject, id_, headers, data)
 
 
 @dataclass
@@ -191,6 +208,10 @@ class World:
     outside: Outside
     agent: str = field(default_factory=lambda: unique("w"))
     window_s: float = 120.0
+    targets: tuple[str, ...] = LOGS
+    """The streams that its inputs send effects to."""
+    repeating: frozenset[str] = frozenset()
+    """Those where an effect may come again once its id is forgotten: its receiver drops the repeat."""
     options: dict[str, Any] = field(default_factory=dict)
     sent: dict[int, str] = field(default_factory=dict)
     copies: int = 0
@@ -217,14 +238,11 @@ class World:
         async with self.witness() as connection:
             for name, config in SHARED.items():
                 await self._make(connection, name, **config)
-            for part in ("in", "out", "far"):
-                await self._make(
-                    connection,
-                    self.stream(part),
-                    subjects=[f"{self.base}.{part}.>"],
-                    duplicate_window=int(self.window_s * 1e9),
-                    max_age=3_600_000_000_000,
-                )
+            subjects = {"in": f"{self.base}.in.>"} | {to: target_subject(self.agent, to, "*") for to in self.targets}
+            for part, subject in subjects.items():
+                config = {"duplicate_window": int(self.window_s * 1e9), "max_age": 3_600_000_000_000}
+                config |= KINDS_OF_STREAMS.get(part, {})
+                await self._make(connection, self.stream(part), subjects=[subject], **config)
         await self.execute(TABLE)
         return self
 
@@ -237,13 +255,7 @@ class World:
 
     async def execute(self, statement: str) -> list[tuple[Any, ...]]:
         """On the store, through its own driver."""
-        if self.store.startswith("sqlite"):
-            return await asyncio.to_thread(_on_sqlite, self.store.removeprefix("sqlite:///"), statement)
-        connection = await asyncpg.connect(self.store)
-        try:
-            return [tuple(row) for row in await connection.fetch(statement)]
-        finally:
-            await connection.close()
+        return await execute(self.store, statement)
 
     # ---- inputs
 
@@ -311,13 +323,15 @@ class World:
                 worker.signal_all(signal.SIGCONT)
                 worker.kill()
 
-    async def die(self, point: str, nth: int = 1, *, burst: int = 30, mutation: str = "", **options: Any) -> None:
+    async def die(
+        self, point: str, nth: int = 1, *, burst: int = 30, kind: str = "", mutation: str = "", **options: Any
+    ) -> None:
         """A worker dies at the point; inputs come until it does. Then the dead are looked at."""
         worker = self.start(point, nth, mutation=mutation, **options)
         for _ in range(8):
             if worker.code is None:
                 if burst:
-                    await self.send(burst)
+                    await self.send(burst, kinds=[kind] * burst if kind else ())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(15):
                         while worker.code is None and not (worker.is_running and await self.is_drained()):
@@ -380,7 +394,7 @@ class World:
         info = await self.info()
         facts = {name: info.get(name) for name in ("num_pending", "num_ack_pending", "ack_floor", "delivered")}
         attempts = await self.execute("SELECT sequence, deliveries, error FROM ledger_attempts")
-        missing = self._count_effects({part: await self.read(self.stream(part)) for part in ("out", "far")})
+        missing = self._count_effects({part: await self.read(self.stream(part)) for part in self.targets})
         missing += self._count_letters(await self.letters())
         log = self.workers[-1].tail() if self.workers else ""
         return f"{self.agent} after {self.kills} kills: {facts}, attempts {attempts}, {missing[:10]}; {log}"
@@ -411,9 +425,14 @@ class World:
     # ---- what is there
 
     async def read(self, stream: str, subject: str = "") -> list[Found]:
-        found: list[Found] = []
+        """All of a stream; of a work queue too, whose messages no other reader may have."""
         async with self.witness() as connection:
             js = connection.jetstream()
+            if stream == self.stream("queue"):
+                state = (await js.stream_info(stream)).state
+                messages = [await js.get_msg(stream, at) for at in range(max(1, state.first_seq), state.last_seq + 1)]
+                return [_found(one.seq, one.subject, one.headers, one.data) for one in messages]
+            found: list[Found] = []
             name = unique("reader")
             config = ConsumerConfig(
                 name=name, ack_policy=AckPolicy.NONE, filter_subject=subject or None, mem_storage=True
@@ -424,14 +443,11 @@ class World:
                 sub = await js.pull_subscribe_bind(durable=name, stream=stream)
                 while len(found) < total:
                     for message in await sub.fetch(min(500, total - len(found)), timeout=30):
-                        headers = dict(message.headers or {})
                         place = message.metadata.sequence.stream
-                        found.append(
-                            Found(place, message.subject, headers.get("Nats-Msg-Id", ""), headers, message.data)
-                        )
+                        found.append(_found(place, message.subject, message.headers, message.data))
                 await sub.unsubscribe()
             await js.delete_consumer(stream, name)
-        return found
+            return found
 
     async def letters(self) -> list[Found]:
         return await self.read("DLQ_REQUESTS", f"dlq_requests.{self.agent}")
@@ -448,7 +464,7 @@ class World:
         inputs = await self.read(self.stream("in"))
         there = {
             (one.payload["n"], one.payload["part"])
-            for part in ("out", "far")
+            for part in self.targets
             for one in await self.read(self.stream(part))
         }
         letters = {int(one.headers["Oncewire-Dlq-Sequence"]) for one in await self.letters()}
@@ -477,12 +493,12 @@ class World:
         problems = [f"row missing: {n}" for n in sorted(wanted - rows.keys())]
         problems += [f"row doubled: {n} x{count}" for n, count in sorted(rows.items()) if count > 1]
         problems += [f"row of nobody: {n}" for n in sorted(rows.keys() - wanted)]
-        effects = {part: await self.read(self.stream(part)) for part in ("out", "far")}
+        effects = {part: await self.read(self.stream(part)) for part in self.targets}
         letters = await self.letters()
         problems += self._count_effects(effects) + self._count_letters(letters)
         problems += self._count_calls(effects, self.kills * 64 if repeated_calls is None else repeated_calls)
         blocks = await self.read("LEDGER", f"ledger.{self.agent}.>")
-        published = Counter(one.id for one in (*effects["out"], *effects["far"], *letters))
+        published = Counter(one.id for one in (*itertools.chain.from_iterable(effects.values()), *letters))
         problems += self._count_blocks(blocks, published)
         problems += self._count_positions(blocks, await self.read(self.stream("in")))
         return problems + await self._count_marks(blocks)
@@ -490,10 +506,15 @@ class World:
     def _count_effects(self, effects: dict[str, list[Found]]) -> list[str]:
         expected = {(n, part, to): self.effect_id(n, index) for n, part, to, index in self.expected(delayed=True)}
         found = Counter((one.payload["n"], one.payload["part"], to) for to, part in effects.items() for one in part)
-        by_id = Counter(one.id for part in effects.values() for one in part)
+        once = {to: part for to, part in effects.items() if to not in self.repeating}
+        by_id = Counter(one.id for part in once.values() for one in part)
         problems = [f"effect missing: {one}" for one in sorted(expected.keys() - found.keys())]
         problems += [f"effect of nobody: {one}" for one in sorted(found.keys() - expected.keys())]
-        problems += [f"effect doubled: {one} x{count}" for one, count in sorted(found.items()) if count > 1]
+        problems += [
+            f"effect doubled: {one} x{count}"
+            for one, count in sorted(found.items())
+            if count > 1 and one[2] not in self.repeating
+        ]
         problems += [f"id doubled: {id_} x{count}" for id_, count in sorted(by_id.items()) if count > 1]
         problems += [f"effect without its stable id: {id_}" for id_ in sorted(by_id.keys() - set(expected.values()))]
         return problems
@@ -598,6 +619,17 @@ def _added(state: list[int], element: bytes) -> list[int]:
 
 def _hex(state: list[int]) -> str:
     return struct.pack("<8Q", *state).hex()
+
+
+async def execute(store: str, statement: str) -> list[tuple[Any, ...]]:
+    """On a ledger's database, through the driver's own package."""
+    if store.startswith("sqlite"):
+        return await asyncio.to_thread(_on_sqlite, store.removeprefix("sqlite:///"), statement)
+    connection = await asyncpg.connect(store)
+    try:
+        return [tuple(row) for row in await connection.fetch(statement)]
+    finally:
+        await connection.close()
 
 
 def _on_sqlite(path: str, statement: str) -> list[tuple[Any, ...]]:

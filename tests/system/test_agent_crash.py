@@ -19,7 +19,7 @@ from oncewire.agent import Context
 from oncewire.errors import NotFound
 from tests.faults import agent_points as points
 from tests.faults import agent_scenes as scenes
-from tests.faults.agent_crash import chain, store_url
+from tests.faults.agent_crash import STORES, chain, store_url
 from tests.support.agents import ROOT, world
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in
@@ -84,6 +84,25 @@ async def test_an_agent_that_dies_at_every_step_loses_and_doubles_nothing(
 async def test_a_few_kills_at_random_lose_and_double_nothing(tmp_path: Path, store: str, kills: int) -> None:
     """Two workers, nats-server, and PostgreSQL where it is the store."""
     assert [] == await scenes.storm(store, tmp_path, kills=kills, seed=1)
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_effects_on_every_kind_of_stream_outlive_a_kill(
+    shared_server: NatsServer, tmp_path: Path, store: str
+) -> None:
+    """The next process knows none of these streams before it looks at what was left open."""
+    deaths = [("publish:before", 1), ("publish:half", 3)]
+
+    assert [] == await scenes.deaths_with_effects_everywhere(
+        shared_server.url, tmp_path, await store_url(store), deaths
+    )
+
+
+@pytest.mark.parametrize(("store", "count"), [("sqlite", 3), ("postgresql", 2)])
+async def test_a_chain_of_agents_outlives_kills(server: NatsServer, tmp_path: Path, store: str, count: int) -> None:
+    url = await store_url(store)
+
+    assert [] == await scenes.killed_links(server, tmp_path, url, count=count, inputs=60, kills=3, seed=3)
 
 
 @pytest.mark.faults

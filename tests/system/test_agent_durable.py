@@ -18,8 +18,10 @@ import pytest
 
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
+from oncewire.agent.intake import Intake
+from oncewire.agent.outflow import now_ms
 from oncewire.agent.sources import adopt
-from oncewire.errors import Corrupt, NotFound, Refused
+from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
 from oncewire.jetstream import Client, Outgoing, losses
 from oncewire.jetstream.keyvalue import KeyValue
 from oncewire.ledger.rules import Sending
@@ -39,7 +41,7 @@ from tests.support.running import (
     sqlite_in,
     stored,
 )
-from tests.support.streams import consumer_info, state_of, unique
+from tests.support.streams import consumer_info, state_of, unique, window_passed
 from tests.support.wait import until, until_async
 
 OUT = "evt.default.demo.out"
@@ -69,7 +71,7 @@ class Crash(BaseException):
     """The process ends right here."""
 
 
-async def crash_at(agent: Agent, server: NatsServer, folder: Path, step: str) -> None:
+async def crash_at(agent: Agent, server: NatsServer, folder: Path, step: str, *, clock_off_ms: int = 0) -> None:
     """Run until the step, then drop everything as a killed process would."""
     reached = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -82,6 +84,7 @@ async def crash_at(agent: Agent, server: NatsServer, folder: Path, step: str) ->
     async with prepared(server.url) as client:
         runner = Runner(agent, client, sqlite_in(folder), at=at)
         await runner.start()
+        runner.commits.now_ms = lambda: now_ms() + clock_off_ms
         await asyncio.wait_for(reached.wait(), 20)
         for task in [*runner._intake_tasks, *runner._tasks, *runner.commits.finishing]:
             task.cancel()
@@ -95,7 +98,7 @@ async def crash_at(agent: Agent, server: NatsServer, folder: Path, step: str) ->
 def forget_process(folder: Path) -> None:
     """The running mark names this living process: let it look like a dead one."""
     with sqlite3.connect(folder / "ledger.db") as db:
-        db.execute("UPDATE ledger_processes SET process = '999999999:0:gone'")
+        db.execute("UPDATE OR REPLACE ledger_processes SET process = '999999999:0:gone'")
 
 
 @pytest.mark.parametrize("step", ["handled", "written", "committed", "published"])
@@ -141,6 +144,88 @@ async def test_effects_left_unpublished_for_longer_than_the_duplicate_window_sta
 
 async def _is_forgotten(client: Any, probe: Outgoing) -> bool:
     return not (await client.publish_one(probe)).is_duplicate
+
+
+async def test_a_process_that_knows_no_target_sends_what_another_left(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has run all the time, and has never published to that work queue itself."""
+    agent = echo(new_agent(), "cmd.default.demo.next.step")
+    async with prepared(server.url) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(Intake, "_ask", lambda _: None)  # it leaves the input to the other
+            patched.setattr(housekeeping, "SWEEP_AFTER_S", 0.0)
+            async with run(agent, client, sqlite_in(tmp_path)) as runner:
+                patched.setattr(Intake, "_ask", ASK)
+                runner.intakes[0]._ask = lambda: None  # type: ignore[method-assign]
+                await send(client, command(agent, "go"), {"n": 1})
+                await crash_at(agent, server, tmp_path, "committed")
+
+                subject = "cmd.default.demo.next.step"
+                (effect,) = await until_async(lambda: stored(server.url, COMMANDS, subject), "the effect")
+    assert {"n": 1} == payload_of(effect)
+
+
+ASK = Intake._ask
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+async def test_a_wall_clock_that_was_set_doubles_no_effect(server: NatsServer, tmp_path: Path, hours: int) -> None:
+    """The process that died had another time: how old its effects are cannot be told by that."""
+    agent = echo(new_agent(), "short.out")
+    async with prepared(server.url) as client:
+        window = {"duplicate_window": 100_000_000, "allow_direct": True}
+        await client.api("STREAM.CREATE.SHORT", {"name": "SHORT", "subjects": ["short.>"], **window})
+        await send(client, command(agent, "go"), {"n": 1})
+        await crash_at(agent, server, tmp_path, "published", clock_off_ms=hours * 3_600_000)
+        await window_passed(client, "short.probe")
+        async with run(agent, client, sqlite_in(tmp_path)):
+            await until_async(lambda: _is_settled(client, agent))
+    assert 1 == len(await stored(server.url, "SHORT", "short.out"))
+
+
+async def test_an_effect_that_would_never_be_confirmed_is_given_up_with_its_input(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    """Committed, it would stop each later start."""
+    agent = echo(new_agent(), "sr.queries.stock")
+    async with prepared(server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
+        await send(client, command(agent, "go"), {"n": 1})
+        await counted(runner, terminated=1)
+    (letter,) = await stored(server.url, "DLQ_REQUESTS")
+    assert "confirms nothing (no_ack)" in letter.headers["Oncewire-Dlq-Cause"]
+
+
+async def test_a_block_knows_where_the_streams_ended_that_its_handlers_named_first(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    """Or the next process would read such a stream from its beginning, to look for one effect."""
+    agent, store = echo(new_agent(), f"{OUT}.x"), sqlite_in(tmp_path)
+    async with prepared(server.url) as client:
+        for n in range(3):
+            await send(client, f"{OUT}.before", {"n": n})
+        async with run(agent, client, store) as runner:
+            await send(client, command(agent, "go"), {"n": 1})
+            await counted(runner, done=1)
+            block = await runner.db(store.block, 1)
+    assert 3 == block.content.targets[EVENTS]
+
+
+async def test_a_target_that_was_deleted_is_named_at_the_start(server: NatsServer, tmp_path: Path) -> None:
+    agent = echo(new_agent(), "brief.out")
+    async with prepared(server.url) as client:
+        config = {"name": "BRIEF", "subjects": ["brief.>"]}
+        await client.api("STREAM.CREATE.BRIEF", config)
+        await send(client, command(agent, "go"), {"n": 1})
+        await crash_at(agent, server, tmp_path, "committed")
+        await client.api("STREAM.DELETE.BRIEF")
+        with pytest.raises(Unavailable, match=r"effects of block 1 cannot be published: brief\.out"):
+            async with run(agent, client, sqlite_in(tmp_path)):
+                pass
+        await client.api("STREAM.CREATE.BRIEF", config)
+        async with run(agent, client, sqlite_in(tmp_path)):
+            pass
+    assert 1 == len(await stored(server.url, "BRIEF"))
 
 
 async def test_a_delayed_effect_survives_a_restart_and_goes_out_once(shared_server: NatsServer, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ published before the message is settled.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -180,8 +180,9 @@ class GroupCommit:
         self.began_ns: dict[bytes, int] = {}
         """When handlers began that ran before this commit, by position; only where somebody traces them."""
 
-    def run(self, items: Sequence[Item], targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
-        """The whole transaction. An error of the store rolls all of it back and is raised."""
+    def run(self, items: Sequence[Item], targets: Mapping[str, int], marks: Sequence[Mark]) -> Settled:
+        """The whole transaction. An error of the store rolls all of it back and is raised. `targets` says how far each
+        stream is known to reach; it grows while handlers run."""
         try:
             found = self.begin(items, may_wait=True)
             self._is_fresh = _are_fresh(items, found)
@@ -214,7 +215,7 @@ class GroupCommit:
         self.limits.at("claimed")
         return found
 
-    def end(self, targets: dict[str, int], marks: Sequence[Mark]) -> Settled:
+    def end(self, targets: Mapping[str, int], marks: Sequence[Mark]) -> Settled:
         """Write the block as the last statement and commit."""
         self._write(targets, marks)
         self.limits.at("written")
@@ -222,7 +223,7 @@ class GroupCommit:
         self.limits.at("committed")
         return self.out
 
-    def _write(self, targets: dict[str, int], marks: Sequence[Mark]) -> None:
+    def _write(self, targets: Mapping[str, int], marks: Sequence[Mark]) -> None:
         store, out = self.store, self.out
         self._write_entries()
         if self.failed:
@@ -233,7 +234,8 @@ class GroupCommit:
             store.mark(marks)
         if self.entries or self.sendings:
             sendings = finished(self.limits.ledger, self.sendings)
-            content = Content(self.entries, sendings, self.limits.now_ms, targets)
+            # A copy of this moment: streams that handlers named for the first time are known by now.
+            content = Content(self.entries, sendings, self.limits.now_ms, dict(targets))
             appended: Appended = store.append(content, self.sources, self.delayed)
             out.block, out.sendings, out.announcement = appended.number, sendings, appended.announcement
         out.resumes += [(out.block, item.message) for item in self._twins]  # the same position twice in one batch

@@ -61,7 +61,7 @@ class Publishing(Protocol):
     """From the ledger to the streams: marks for what is confirmed, and the first error."""
 
     async def publish(self, block: int, sendings: Sequence[Sending], announcement: bytes) -> tuple[list[Mark], str]: ...
-    async def resend(self, block: Block, holes: Sequence[tuple[int, int]], now_ms: int) -> tuple[list[Mark], str]: ...
+    async def resend(self, block: Block, holes: Sequence[tuple[int, int]]) -> tuple[list[Mark], str]: ...
 
 
 class Settling(Protocol):
@@ -214,7 +214,7 @@ class Commits:
                     group.decide(item, found)
                 else:
                     decide(group)
-                return group.end(dict(self.targets.last), [])
+                return group.end(self.targets.last, [])
             except BaseException:
                 self.store.rollback()
                 raise
@@ -228,7 +228,7 @@ class Commits:
         async with self.turn:
             marks = self.take_marks()
             try:
-                settled: Settled = await self.db(group.run, items, dict(self.targets.last), marks)
+                settled: Settled = await self.db(group.run, items, self.targets.last, marks)
             except BaseException:
                 self.marks = marks + self.marks
                 raise

@@ -283,7 +283,7 @@ class Lane:
                     await self._settle(group, task, found)
                 for task in asking:
                     await self._let_in(group, task, found)
-                settled: Settled = await commits.db(group.end, dict(commits.targets.last), marks)
+                settled: Settled = await commits.db(group.end, commits.targets.last, marks)
             except BaseException:
                 commits.marks = marks + commits.marks
                 await commits.db(commits.store.rollback)

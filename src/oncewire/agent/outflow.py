@@ -1,22 +1,31 @@
 """From the ledger to the streams: publish what a commit holds, remember what is confirmed, find what is not.
 
 Fresh effects go out by fast ingest or in atomic batches where they are many (exits.py). What is left open (an error, a
-crash, another process that died) is swept: within half the duplicate window it is simply published again under its id;
-after that the target is read first (ids only, from where it stood when the effect was written), since the server has
-forgotten the id by then.
+crash, another process that died) is swept. What that means depends on the stream it goes to, which is learned first:
+
+    a log, sent by this process less than    published again under its id: the server still drops a repeat
+    half a duplicate window ago
+    a log, in all other cases                read first (ids only, from where it ended when the effect was written), and
+                                             published only if it is not there: the server may have forgotten the id
+    a work queue, a stream with a limit per  published again: what was stored there may have left the stream since, so
+    subject or a time to live per message    reading proves nothing. The receiver's ledger drops a repeat
+
+The age of an effect is measured by the monotonic clock of the process that sent it. Two processes' wall clocks may
+differ by more than the window.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from oncewire.agent.exits import Exit
 from oncewire.contracts import blocks, subjects
-from oncewire.errors import ContractViolation
+from oncewire.errors import ContractViolation, NotFound
 from oncewire.fields import columns, distinct
 from oncewire.jetstream import Client, Outgoing, PubAck
 from oncewire.jetstream import protocol as wire
@@ -35,17 +44,50 @@ HALF = 0.5
 LEDGER_STREAM = "LEDGER"
 
 
+class Target(NamedTuple):
+    """A stream that effects go to."""
+
+    window_s: float
+    """How long it remembers ids."""
+    is_log: bool
+    """Whether only the stream's age and size remove messages: an id that is not found there was not stored."""
+    is_confirming: bool
+    exit: Exit | None
+    """Set where the stream allows fast ingest and atomic batches."""
+
+
+DELETED = Target(0.0, False, True, None)
+
+
+def target_of(config: dict[str, Any], exit_: Exit | None) -> Target:
+    """A stream by its configuration at the server."""
+    return Target(
+        (config.get("duplicate_window") or 0) / 1e9,
+        config["retention"] == "limits"
+        and config.get("max_msgs_per_subject", -1) <= 0
+        and not config.get("allow_msg_ttl", False),
+        not config.get("no_ack", False),
+        exit_ if config.get("allow_batched") and config.get("allow_atomic") else None,
+    )
+
+
+def unconfirmed(subject: str, stream: str) -> ContractViolation:
+    """For an effect whose stream answers no publish: it could never be known to be stored."""
+    return ContractViolation(
+        f"an effect goes to {subject}, but stream {stream} confirms nothing (no_ack)",
+        field="subject",
+        hint="Send effects to a stream that confirms what it stores; no_ack streams are for requests.",
+    )
+
+
 class Targets:
-    """Which stream a subject belongs to, how long it remembers ids, and how far it is known to reach."""
+    """Which stream a subject belongs to, what kind of stream that is, and how far it is known to reach."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._streams: dict[str, str] = {}
+        self._known: dict[str, Target] = {}
         self.last: dict[str, int] = {}
-        self.window_s: dict[str, float] = {}
-        self.keeps: dict[str, bool] = {}
-        self.exits: dict[str, Exit] = {}
-        """Streams that allow fast ingest and atomic batches."""
         self._loop = asyncio.get_running_loop()
 
     def stream_of(self, subject: str) -> str:
@@ -66,20 +108,24 @@ class Targets:
                     field="subject",
                     hint="Declare a stream for it and run `oncewire topology apply`.",
                 )
-            await self.learn(names[0])
+            if not (await self.learn(names[0])).is_confirming:
+                raise unconfirmed(subject, names[0])
             self._streams[subject] = names[0]
         return self._streams[subject]
 
-    async def learn(self, stream: str) -> None:
-        if stream in self.last:
-            return
-        info = await self._client.api(f"STREAM.INFO.{stream}")
-        config = info["config"]
-        self.window_s[stream] = (config.get("duplicate_window") or 0) / 1e9
-        self.keeps[stream] = config["retention"] != "workqueue" and config.get("max_msgs_per_subject", -1) <= 0
-        if config.get("allow_batched") and config.get("allow_atomic"):
-            self.exits[stream] = Exit(self._client)
-        self.last[stream] = info["state"]["last_seq"]
+    async def learn(self, stream: str) -> Target:
+        """What kind of stream it is, asked of the server once per process."""
+        target = self._known.get(stream)
+        if target is None:
+            info = await self._client.api(f"STREAM.INFO.{stream}")
+            target = self._known[stream] = target_of(info["config"], Exit(self._client))
+            self.last[stream] = max(self.last.get(stream, 0), info["state"]["last_seq"])
+        return target
+
+    def exit_of(self, stream: str) -> Exit | None:
+        """The quick way into a stream, if it is known to have one."""
+        target = self._known.get(stream)
+        return target.exit if target is not None else None
 
     def check_size(self, sending: Sending) -> None:
         connection = self._client.connection
@@ -103,6 +149,8 @@ class Outflow:
         self._ledger = ledger
         self._targets = targets
         self._subject = subjects.ledger(ledger.agent, ledger.id)
+        self._sent_at: dict[int, float] = {}
+        """When this process first sent a block that is still open, by its monotonic clock."""
 
     async def start(self) -> None:
         await self._targets.learn(LEDGER_STREAM)
@@ -113,12 +161,16 @@ class Outflow:
 
     async def publish(self, block: int, sendings: Sequence[Sending], announcement: bytes) -> tuple[list[Mark], str]:
         """Publish a fresh block: marks for what is confirmed, and the first error ('' when all is)."""
+        self._sent_at[block] = time.monotonic()
         everything = [*sendings, self.announcement(block, announcement)]
         by_stream = {stream: [*_all_of(part)] for stream, part in targets_of(sendings).items()}
         by_stream.setdefault(LEDGER_STREAM, []).append(len(sendings))
         parts = await asyncio.gather(*(self._part(block, everything, indexes) for indexes in by_stream.values()))
         marks = sorted(itertools.chain.from_iterable(found for found, _ in parts))
-        return marks, next((error for _, error in parts if error), "")
+        error = next((error for _, error in parts if error), "")
+        if not error:
+            del self._sent_at[block]
+        return marks, error
 
     async def _part(self, block: int, everything: list[Sending], indexes: list[int]) -> tuple[list[Mark], str]:
         messages = outgoing([everything[index] for index in indexes])
@@ -136,7 +188,7 @@ class Outflow:
     def _way_of(self, stream: str, count: int) -> Callable[[Sequence[Outgoing]], Awaitable[list[Outcome]]]:
         if count < MANY:
             return self._client.publish_many
-        way = self._targets.exits.get(stream)
+        way = self._targets.exit_of(stream)
         return way.publish if way is not None else self._client.publish_all
 
     def marks(self, block: int, everything: Sequence[Sending], outcomes: dict[int, Any]) -> tuple[list[Mark], str]:
@@ -158,34 +210,44 @@ class Outflow:
 
     # ---- what is left open
 
-    async def resend(self, block: Block, holes: Sequence[tuple[int, int]], now_ms: int) -> tuple[list[Mark], str]:
-        """Effects of a block that nobody has confirmed: look where the id may be forgotten, then publish singly."""
+    async def resend(self, block: Block, holes: Sequence[tuple[int, int]]) -> tuple[list[Mark], str]:
+        """Effects of a block that nobody has confirmed: look for those that a log may hold already, then publish the
+        others singly."""
         everything = [*block.content.effects, self.announcement(block.number, block.announcement)]
         open_ = [*_all_of(holes)]
-        outcomes: dict[int, Any] = {}
-        old = [index for index in open_ if self._is_forgotten(everything[index].stream, block.content.sent_ms, now_ms)]
-        if old:
-            found = await self._find([everything[index] for index in old], block.content.targets)
-            outcomes |= {index: found[everything[index].id] for index in old if everything[index].id in found}
+        streams = {everything[index].stream for index in open_}
+        targets = {stream: await self._target(stream) for stream in sorted(streams)}
+        age_s = time.monotonic() - self._sent_at.get(block.number, -math.inf)
+        doubtful = [index for index in open_ if is_doubtful(targets[everything[index].stream], age_s)]
+        stored = await self._find([everything[index] for index in doubtful], block.content.targets)
+        outcomes: dict[int, Any] = {at: stored[everything[at].id] for at in doubtful if everything[at].id in stored}
         rest = [index for index in open_ if index not in outcomes]
         acks = await self._client.publish_many(outgoing([everything[index] for index in rest]))
-        return self.marks(block.number, everything, outcomes | dict(zip(rest, acks, strict=True)))
+        marks, error = self.marks(block.number, everything, outcomes | dict(zip(rest, acks, strict=True)))
+        if not error:
+            self._sent_at.pop(block.number, None)
+        return marks, error
 
-    def _is_forgotten(self, stream: str, sent_ms: int, now_ms: int) -> bool:
-        """The server may have dropped the id, and the stream still holds what came in: worth a look."""
-        window_s = self._targets.window_s.get(stream, 0.0)
-        return self._targets.keeps.get(stream, True) and now_ms - sent_ms > window_s * HALF * 1000
+    async def _target(self, stream: str) -> Target:
+        try:
+            return await self._targets.learn(stream)
+        except NotFound:  # deleted: there is nothing to read, and the server says what becomes of the subject now
+            return DELETED
 
     async def _find(self, sendings: Sequence[Sending], starts: dict[str, int]) -> dict[str, PubAck]:
-        """Where these ids stand: one scan without bodies per stream and subject, from where the target stood."""
+        """Where these ids are stored: one scan without bodies per stream and subject, from where the target ended."""
         wanted: dict[tuple[str, str], set[str]] = {}
         for sending in sendings:
-            await self._targets.learn(sending.stream)
             wanted.setdefault((sending.stream, sending.subject), set()).add(sending.id)
-        found: dict[str, PubAck] = {}
+        stored: dict[str, PubAck] = {}
         for (stream, subject), ids in wanted.items():
-            found |= await find_ids(self._client, stream, subject, ids, starts.get(stream, 0) + 1)
-        return found
+            stored |= await find_ids(self._client, stream, subject, ids, starts.get(stream, 0) + 1)
+        return stored
+
+
+def is_doubtful(target: Target, age_s: float) -> bool:
+    """Whether a log may hold an effect under an id that its server has forgotten."""
+    return target.is_log and age_s > target.window_s * HALF
 
 
 def _all_of(ranges: Sequence[tuple[int, int]]) -> Iterator[int]:

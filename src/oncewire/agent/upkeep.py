@@ -40,8 +40,8 @@ log = logging.getLogger("oncewire.agent")
 EVERY_S = 1.0
 LOOK_EVERY_S = 5.0
 """So often at most the server is asked what it gave up or lost."""
-SWEEP_AFTER_MS = 10_000
-"""A block that another living process has just written is left to it for so long."""
+SWEEP_AFTER_S = 10.0
+"""A block of another process is left to that process for this long after this one first saw it open."""
 GIVEN_UP = "died: the process died or stood still while handling it, at every delivery"
 LOOK_BACK_MS = 600_000
 LOOK_BACK_BLOCKS = 5_000
@@ -73,6 +73,8 @@ class Upkeep:
         self.forgetting = forgetting
         self.keepalive = keepalive
         self._renewed_ms = now_ms()
+        self._open_since: dict[int, float] = {}
+        """When this process first saw each block open, by its monotonic clock."""
         self._looked_at = time.monotonic()
         self._look_every_s = min([LOOK_EVERY_S, *(one.ack_wait_s for one in opened.values())])
 
@@ -162,22 +164,24 @@ class Upkeep:
             open_ = await commits.db(commits.store.unconfirmed)
         mine = {mark.block for mark in (*commits.marks, *commits.closing_marks)} | commits.open
         commits.left_open = {number for number, _ in open_}
+        now = time.monotonic()
+        self._open_since = {number: self._open_since.get(number, now) for number, _ in open_}
         for number, holes in open_:
-            if number not in mine:
-                await self._resend(number, holes, is_start=is_start, is_end=is_end)
+            is_due = is_start or is_end or now - self._open_since[number] >= SWEEP_AFTER_S
+            if is_due and number not in mine:
+                await self._resend(number, holes, is_start=is_start)
         if is_start:
             await self.flush_marks()
             commits.at("swept")
         commits.settle_resumes()
 
-    async def _resend(self, number: int, holes: list[tuple[int, int]], *, is_start: bool, is_end: bool) -> None:
+    async def _resend(self, number: int, holes: list[tuple[int, int]], *, is_start: bool) -> None:
         commits = self.commits
         async with commits.turn:
             block = await commits.db(commits.store.block, number)
-        is_young = block is not None and now_ms() - block.content.sent_ms < SWEEP_AFTER_MS
-        if block is None or (is_young and not is_start and not is_end):
+        if block is None:
             return
-        marks, error = await commits.outflow.resend(block, holes, now_ms())
+        marks, error = await commits.outflow.resend(block, holes)
         commits.marks += marks
         if error:
             commits.last_error = error

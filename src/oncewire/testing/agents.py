@@ -217,7 +217,7 @@ class AgentTest:
         for number, holes in self._store.unconfirmed():
             block = self._store.block(number)
             assert block is not None
-            marks, _ = await self._wire.resend(block, holes, self.now_ms)
+            marks, _ = await self._wire.resend(block, holes)
             commits.marks += marks
 
     async def _stop(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire.agent.outflow import unconfirmed
 from oncewire.contracts import subjects
 from oncewire.errors import ContractViolation, TooLarge
 from oncewire.jetstream.protocol import Message
@@ -53,6 +54,8 @@ class Streams:
         subjects.check_subject(subject)
         for stream in self._streams:
             if any(subjects.matches(subject, pattern) for pattern in stream.subjects):
+                if stream.no_ack:
+                    raise unconfirmed(subject, stream.name)
                 return stream.name
         raise ContractViolation(
             f"an effect goes to {subject}, which no stream captures",
@@ -85,7 +88,7 @@ class Wire:
             self._take(sending)
         return [Mark(block, 0, len(sendings), "LEDGER", block)], ""
 
-    async def resend(self, block: Block, holes: Sequence[tuple[int, int]], now_ms: int) -> tuple[list[Mark], str]:  # noqa: ARG002
+    async def resend(self, block: Block, holes: Sequence[tuple[int, int]]) -> tuple[list[Mark], str]:  # noqa: ARG002
         return await self.publish(block.number, block.content.effects, block.announcement)
 
     def _take(self, sending: Sending) -> None:
