@@ -85,6 +85,14 @@ def test_an_agent_owns_its_durable_its_ledger_and_its_keys() -> None:
     assert "CONSUMER.CREATE.QUEUE.>" not in api(one)
 
 
+def test_on_a_stream_of_the_message_contracts_the_durable_carries_tenant_and_workspace() -> None:
+    told = Service(name="b", agent="acme/shop/biller", handles=("sr.events.loop",))
+    stream = Stream(key="sr-events", name="sr-events", subjects=("sr.events.>",), follows="message-settings")
+    known = Topology(streams=(stream, *OWN_BUCKETS), consumers=(), services=(told,), contracts=())
+    (one,) = [user for user in users(known, Settings(consumer_prefix="p")) if user.name == "b"]
+    assert "CONSUMER.CREATE.sr-events.p-acme-shop-biller" in api(one)
+
+
 def test_agents_that_share_a_user_are_kept_off_declared_ones() -> None:
     biller = Service(name="biller", agent="default/default/biller", handles=("jobs.b",))
     one = user(Service(name="agent", durables=("QUEUE",)), biller)

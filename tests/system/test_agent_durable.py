@@ -301,13 +301,31 @@ async def test_draining_finishes_what_is_in_hand(shared_server: NatsServer, tmp_
 async def test_two_sqlite_files_on_one_durable_are_refused(shared_server: NatsServer, tmp_path: Path) -> None:
     agent = echo(new_agent(), f"{OUT}.x")
     async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path, "one.db")):
-        with pytest.raises(Refused, match="belongs to another ledger"):
+        with pytest.raises(Refused, match=f"belongs to another ledger of agent {agent.full_name}"):
             async with run(agent, client, sqlite_in(tmp_path, "two.db")):
                 pass
         shutil.copy(tmp_path / "one.db", tmp_path / "copy.db")
         with pytest.raises(Refused, match="belongs to another ledger"):
             async with run(agent, client, sqlite_in(tmp_path, "copy.db")):
                 pass
+
+
+@pytest.mark.parametrize("is_one_store", [True, False])
+async def test_two_agents_whose_durables_have_one_name_are_refused_whatever_their_ledgers(
+    shared_server: NatsServer, tmp_path: Path, is_one_store: bool
+) -> None:
+    """On one store too: each would run half of the messages, and no word about sharing a ledger may lead there."""
+    topic = unique("topic")
+    agents = [new_agent(f"acme_eu_{topic}"), new_agent(topic, tenant="acme", workspace="eu")]
+    for agent in agents:
+        agent.on(f"evt.*.demo.{topic}.>")(lambda ctx, payload: None)
+    async with prepared(shared_server.url) as client, run(agents[0], client, sqlite_in(tmp_path)):
+        with pytest.raises(Refused, match=f"belongs to agent default/default/acme_eu_{topic}") as refused:
+            async with run(agents[1], client, sqlite_in(tmp_path, "ledger.db" if is_one_store else "other.db")):
+                pass
+        assert "ledger" not in refused.value.hint.lower()
+        with pytest.raises(Refused, match="belongs to agent"), contextlib.closing(sqlite_in(tmp_path)) as store:
+            await adopt(client, agents[1], Settings(), store)
 
 
 async def test_a_ledger_that_was_moved_goes_on_once_a_person_says_so(shared_server: NatsServer, tmp_path: Path) -> None:

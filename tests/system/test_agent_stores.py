@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import asyncpg
 import pytest
 
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
+from oncewire.contracts.message import new_message
 from oncewire.database.migrate import migrations
 from oncewire.ledger.store import Store
 from oncewire.ledger.stores import open_store
@@ -21,6 +23,7 @@ from tests.support.running import COMMANDS, EVENTS, command, counted, new_agent,
 from tests.support.streams import consumer_info, unique
 from tests.support.wait import until, until_async
 
+WHEN = datetime(2026, 1, 15, 14, 30, tzinfo=UTC)
 MakeStore = Callable[[], Store]
 
 
@@ -191,3 +194,34 @@ async def _migrate(url: str) -> None:
         connection = await asyncpg.connect(url)
         await connection.execute(one.sql)
         await connection.close()
+
+
+async def test_agents_of_one_name_in_two_tenants_each_get_every_message(
+    shared_server: NatsServer, make_store: MakeStore
+) -> None:
+    """On one store, on a stream whose durables carry the settings' prefix."""
+    name, seen = unique("agent"), list[tuple[str, str]]()
+
+    def watching(tenant: str) -> Agent:
+        agent = new_agent(name, tenant=tenant, workspace="demo")
+
+        @agent.on(f"sr.events.{name}")
+        def note(ctx: Context, payload: dict[str, Any]) -> None:
+            seen.append((tenant, payload["id"]))
+
+        return agent
+
+    async with prepared(shared_server.url) as client:
+        one, other = watching("acme"), watching("zeta")
+        async with run(one, client, make_store()) as first, run(other, client, make_store()) as second:
+            for number in range(20):
+                sent = new_message(
+                    "T", {"id": f"{number}"}, message_id=f"{name}-{number}", timestamp=WHEN, actor_id="a",
+                    actor_kind="SYSTEM",
+                )  # fmt: skip
+                await client.publish(f"sr.events.{name}", sent)
+            await counted(first, done=20)
+            await counted(second, done=20)
+            names = [opened.source.consumer for runner in (first, second) for opened in runner.opened.values()]
+    assert [f"sr-consumer-acme-demo-{name}", f"sr-consumer-zeta-demo-{name}"] == names
+    assert sorted(seen) == sorted((tenant, f"{number}") for tenant in ("acme", "zeta") for number in range(20))

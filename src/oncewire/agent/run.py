@@ -208,9 +208,9 @@ class Runner:
 
     async def _check_ownership(self) -> None:
         """Before anything is touched: the ledger owns the durables and is whole, the streams are those it knows."""
-        identity = await self.db(self.store.identity)
+        owner = await self.db(opening.owner_of, self.store, self.agent)
         for opened in self.opened.values():
-            await opening.own(self.client, opened.source, identity)
+            await opening.own(self.client, opened.source, owner)
         announced = await opening.last_announced(self.client, self.ledger)
         head = await self.db(self.store.head)
         opening.check_not_behind(head, announced)

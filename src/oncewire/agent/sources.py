@@ -1,10 +1,11 @@
 """Where an agent's inputs come from: one durable pull consumer per stream, and the proof that this ledger owns it.
 
-Two ledgers on one durable would each run half of the inputs and know nothing of the other half, so the owner's name
-stands in a create-only key: the second one refuses to run. A copy of the first is refused as well, until a person says
-that only the copy will run from now on. A ledger that is behind what it has announced was copied or restored, and
-refuses too. So does an agent whose stream went back: sequences that it settled are being used again, so new messages
-would pass for old ones, until a person looks and starts a new incarnation of the stream.
+Two agents or two ledgers on one durable would each run half of the inputs and know nothing of the other half, so the
+owner (agent and ledger) stands in a create-only key: the second one refuses to run. A copy of the first ledger is
+refused as well, until a person says that only the copy will run from now on. A ledger that is behind what it has
+announced was copied or restored, and refuses too. So does an agent whose stream went back: sequences that it settled
+are being used again, so new messages would pass for old ones, until a person looks and starts a new incarnation of the
+stream.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Opened(NamedTuple):
 def durable_of(agent: Agent, stream: str, settings: Settings) -> str:
     """The agent's durable on a stream: the settings' prefix on `sr-*`, its own name elsewhere."""
     if stream.startswith(f"{settings.stream_prefix}-"):
-        return names.sr_durable_name(settings.consumer_prefix, agent.name)
+        return names.sr_durable_name(settings.consumer_prefix, agent.name, agent.tenant, agent.workspace)
     return names.durable_name(agent.name, agent.tenant, agent.workspace)
 
 
@@ -198,39 +199,61 @@ def _owner_key(source: Source) -> str:
     return f"{source.stream}.{created}.{source.consumer}"
 
 
-async def own(client: Client, source: Source, identity: dict[str, str]) -> None:
-    """Prove that no other ledger works on this durable."""
-    bucket, key, value = client.kv(OWNERS_BUCKET), _owner_key(source), msgspec.json.encode(identity)
+class Owner(msgspec.Struct, frozen=True):
+    """Whose a durable is: an agent by its full name, its ledger's id, and the store that holds the ledger."""
+
+    agent: str
+    ledger: str
+    store: str
+
+
+def owner_of(store: Store, agent: Agent) -> Owner:
+    """The agent on this store, which is open."""
+    return Owner(agent.full_name, **store.identity())
+
+
+async def own(client: Client, source: Source, owner: Owner) -> None:
+    """Prove that no other agent and no other ledger works on this durable."""
+    bucket, key, value = client.kv(OWNERS_BUCKET), _owner_key(source), msgspec.json.encode(owner)
     while True:
         try:
             await bucket.create(key, value)
         except Conflict:
-            owner = await bucket.get(key, is_exact=True)
-            if owner is None:  # deleted in between
+            entry = await bucket.get(key, is_exact=True)
+            if entry is None:  # deleted in between
                 continue
-            if owner.value != value:
-                raise _not_ours(source, owner, identity) from None
+            if entry.value != value:
+                raise _not_ours(source, _read_owner(entry), owner) from None
         return
 
 
-def _not_ours(source: Source, owner: Entry, identity: dict[str, str]) -> Refused:
+def _read_owner(entry: Entry) -> Owner:
+    try:
+        return msgspec.json.decode(entry.value, type=Owner)
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            f"bucket {OWNERS_BUCKET} has no owner at {entry.key}: {error}",
+            hint="Only agents write there. If none runs on this durable any more, delete the key.",
+        ) from None
+
+
+def _not_ours(source: Source, owner: Owner, own: Owner) -> Refused:
     name = f"consumer {source.consumer} on {source.stream}"
-    if _is_same_ledger(owner, identity):
+    if owner.agent != own.agent:
+        return Refused(
+            f"{name} belongs to agent {owner.agent}, this one is {own.agent}",
+            hint="Each would get only a part of the messages. Give one of the agents another name.",
+        )
+    if owner.ledger == own.ledger:
         return Refused(
             f"{name} belongs to this ledger at another place: this one was copied, moved or restored",
             hint="Go on with the other one; if that is gone for good, `oncewire agent adopt MODULE:AGENT --store …`.",
         )
     return Refused(
-        f"{name} belongs to another ledger",
-        hint="Use the same SQLite file on one machine, or PostgreSQL for several: --store postgresql://…",
+        f"{name} belongs to another ledger of agent {own.agent}",
+        hint="All processes of this agent share one ledger: the same SQLite file on one machine, or PostgreSQL for "
+        "several, --store postgresql://…",
     )
-
-
-def _is_same_ledger(owner: Entry, identity: dict[str, str]) -> bool:
-    try:
-        return bool(msgspec.json.decode(owner.value, type=dict[str, str]).get("ledger") == identity["ledger"])
-    except msgspec.DecodeError:
-        return False
 
 
 async def adopt(client: Client, agent: Agent, settings: Settings, store: Store) -> list[str]:
@@ -240,20 +263,21 @@ async def adopt(client: Client, agent: Agent, settings: Settings, store: Store) 
     first: somebody who pulls, a ledger that is behind what it has announced, and one that is another.
     """
     ledger = store.open(agent.tenant, agent.workspace, agent.name)
-    identity, bucket = store.identity(), client.kv(OWNERS_BUCKET)
+    own, bucket = owner_of(store, agent), client.kv(OWNERS_BUCKET)
     announced = await last_announced(client, ledger)
     check_not_behind(store.head(), announced)
     elsewhere: dict[str, tuple[Source, Entry]] = {}
     for opened in (await open_all(client, agent, settings)).values():
-        owner = await bucket.get(_owner_key(opened.source), is_exact=True)
-        if owner is None or owner.value == msgspec.json.encode(identity):
+        entry = await bucket.get(_owner_key(opened.source), is_exact=True)
+        if entry is None or entry.value == msgspec.json.encode(own):
             continue
-        if not _is_same_ledger(owner, identity):
-            raise _not_ours(opened.source, owner, identity)
+        owner = _read_owner(entry)
+        if (owner.agent, owner.ledger) != (own.agent, own.ledger):
+            raise _not_ours(opened.source, owner, own)
         await _check_nobody_pulls(client, opened.source)
-        elsewhere[f"{opened.source.stream}/{opened.source.consumer}"] = (opened.source, owner)
-    for source, owner in elsewhere.values():
-        await bucket.update(_owner_key(source), msgspec.json.encode(identity), owner.revision)
+        elsewhere[f"{opened.source.stream}/{opened.source.consumer}"] = (opened.source, entry)
+    for source, entry in elsewhere.values():
+        await bucket.update(_owner_key(source), msgspec.json.encode(own), entry.revision)
     return list(elsewhere)
 
 

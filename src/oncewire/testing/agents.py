@@ -34,7 +34,7 @@ from oncewire.jetstream.protocol import Message, encode_headers
 from oncewire.ledger.rules import Source
 from oncewire.ledger.sqlite import SqliteStore
 from oncewire.testing.wire import DeadLetter, Published, Streams, Wire
-from oncewire.topology import Topology
+from oncewire.topology import Topology, durable_name
 
 START_MS: Final = 1_767_225_600_000
 """The first of January 2026: where the clock of every test begins."""
@@ -197,7 +197,7 @@ class AgentTest:
         await self._stack.enter_async_context(self.agent.lifespan(self.agent))
         agent = self.agent
         self._ledger = self._store.open(agent.tenant, agent.workspace, agent.name)
-        self._consumer = f"{agent.name}_consumer"
+        self._consumer = durable_name(agent.name, agent.tenant, agent.workspace)
         filters = tuple(handler.pattern for handler in agent.handlers)
         self._sources = {STREAM: Source(STREAM, CREATED, self._consumer, filters, 1, False)}
         self._reading = Reading(agent, self._ledger, self._sources)

@@ -85,8 +85,9 @@ def _durables(topology: Topology, settings: Settings) -> Iterator[_Durable]:
         tenant, workspace, agent = service.agent.split("/")
         for stream in _capturing(topology, service.handles):
             is_message = stream.follows == "message-settings"
-            own = names.sr_durable_name(settings.consumer_prefix, agent) if is_message else ""
-            yield _Durable(stream, own or names.durable_name(agent, tenant, workspace), (service.name,), True)
+            owner = (agent, tenant, workspace)
+            own = names.sr_durable_name(settings.consumer_prefix, *owner) if is_message else names.durable_name(*owner)
+            yield _Durable(stream, own, (service.name,), True)
 
 
 def _capturing(topology: Topology, patterns: Iterable[str]) -> list[Stream]:
