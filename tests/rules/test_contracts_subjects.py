@@ -182,3 +182,10 @@ def test_no_subject_carries_two_envelopes() -> None:
     for one, other in itertools.combinations(catalog.CATALOG, 2):
         if one.family is not other.family:
             assert not subjects.overlaps(one.pattern, other.pattern), (one, other)
+
+
+@pytest.mark.parametrize("subject", ["evt.a\udcff.b", "evt.a.\ud800"])
+def test_a_subject_that_is_no_utf_8_is_refused(subject: str) -> None:
+    """It could be neither kept in a ledger nor named in a header."""
+    with pytest.raises(ContractViolation, match="is not valid UTF-8"):
+        subjects.check_filter(subject)

@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 
 from oncewire.contracts import blocks
 from oncewire.contracts.blocks import Confirmed, Outcome
+from oncewire.contracts.letters import ERROR_CHARS_MAX
+from oncewire.jetstream.protocol import encode_headers
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
+from tests.support.guilty import Numeric, Unreadable
 
 pytestmark = pytest.mark.usefixtures("loops")
 
@@ -290,4 +293,17 @@ def test_retries_wait_longer_each_time_and_then_the_same() -> None:
 def test_an_error_is_one_line_that_fits() -> None:
     assert "ValueError: a b" == rules.short_error(ValueError("a\n  b"))
     assert "ValueError" == rules.short_error(ValueError())
-    assert rules.ERROR_CHARS_MAX == len(rules.short_error(ValueError("x" * 5_000)))
+    assert ERROR_CHARS_MAX == len(rules.short_error(ValueError("x" * 5_000)))
+
+
+@given(st.text(st.characters(exclude_categories=())))
+def test_an_error_is_text_that_every_store_and_header_can_hold(text: str) -> None:
+    """PostgreSQL takes no NUL, UTF-8 no halves of characters, a header no line break."""
+    error = rules.short_error(ValueError(text))
+
+    assert error.isprintable()
+    assert b"NATS/1.0\r\nCause: %b\r\n\r\n" % error.encode() == encode_headers({"Cause": error})
+
+
+def test_an_error_whose_text_cannot_be_read_is_named_by_its_type() -> None:
+    assert ["Unreadable", "Numeric"] == [rules.short_error(one) for one in (Unreadable(), Numeric())]

@@ -444,13 +444,14 @@ class GroupCommit:
 
     def fail(self, item: Item, error: Exception) -> None:
         """The visible rule: who raised what, and what follows."""
-        self._worked(item, len(self.sendings), f"{type(error).__name__}: {error}")
+        reason = rules.short_error(error)
+        self._worked(item, len(self.sendings), reason)
         if isinstance(error, Terminate):
             self.give_up(item, Outcome.TERMINATED, error.reason)
         elif isinstance(error, ContractViolation | TooLarge):
             self.give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
         else:
-            self._retry_or_die(item, rules.short_error(error), error.after_s if isinstance(error, Retry) else None)
+            self._retry_or_die(item, reason, error.after_s if isinstance(error, Retry) else None)
 
     def _retry_or_die(self, item: Item, reason: str, after_s: float | None) -> None:
         if item.delivery.deliveries >= self.limits.max_deliver:
@@ -464,6 +465,7 @@ class GroupCommit:
     def give_up(self, item: Item, outcome: Outcome, reason: str, *, is_gone: bool = False) -> None:
         """Settle it, and hand it to the dead-letter service as an effect; of one that is gone nothing is left to hand
         over but its place."""
+        reason = letters.one_line(reason)
         letter = letter_request(item, self.limits, self.sources[item.delivery.stream], outcome, reason)
         if is_gone:
             told = (letter.headers or {}) | {letters.PAYLOAD: letters.GONE}
@@ -556,11 +558,12 @@ def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome,
         letters.DELIVERIES: str(delivery.deliveries),
         letters.SUBJECT: item.subject,
         letters.OUTCOME: outcome.value,
-        letters.CAUSE: letters.one_line(reason),
+        letters.CAUSE: reason,
     }
-    carried = letters.carry(item.carried)
-    if carried.dropped:
-        told[letters.HEADERS] = str(carried.dropped)
+    carried = letters.carry({name: value for name, value in item.carried.items() if _is_text(value)})
+    dropped = len(item.carried) - len(carried.headers)
+    if dropped:
+        told[letters.HEADERS] = str(dropped)
     identity = ids.joined("letter", item.at_key.hex())
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, identity, 0)
     subject = subjects.dlq_request(ledger.agent)
@@ -571,6 +574,15 @@ def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome,
         told |= {letters.PAYLOAD: letters.POINTER, letters.BYTES: str(len(item.message.payload))}
         return Sending(id_, subject, b"", told | carried.headers, sending.stream)
     return sending
+
+
+def _is_text(value: str) -> bool:
+    """Whether a header came as UTF-8: a ledger keeps text alone."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def created_ns(source: Source) -> int:

@@ -21,10 +21,11 @@ from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
 from oncewire.agent.flow import BATCH_S
 from oncewire.agent.outflow import now_ms
+from oncewire.contracts.letters import one_line
 from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
 from oncewire.jetstream.protocol import Message
 from oncewire.jetstream.pull import Delivery
-from oncewire.ledger.rules import Content, Ledger, Sending, Source
+from oncewire.ledger.rules import Content, Ledger, Sending, Source, short_error
 from oncewire.ledger.store import Block, Mark, Store
 from oncewire.metrics import Histogram
 from oncewire.tracing import Tracer
@@ -252,10 +253,10 @@ class Commits:
 
     def note(self, error: BaseException) -> None:
         """Remember what is wrong, where status and readiness find it."""
-        self.last_error = str(error)
+        self.last_error = one_line(error.message) if isinstance(error, OncewireError) else short_error(error)
         if isinstance(error, Unavailable):
-            self.trouble = error.message
-        log.warning("agent %s: %s", self.ledger.name, error)
+            self.trouble = self.last_error
+        log.warning("agent %s: %s", self.ledger.name, self.last_error)
 
     async def stopped_within(self, seconds: float) -> bool:
         """Wait, but not longer than until the agent stops."""
@@ -356,7 +357,7 @@ class Commits:
         try:
             marks, error = await self.outflow.publish(settled.block, settled.sendings, settled.announcement)
         except OncewireError as problem:
-            marks, error = [], problem.message
+            marks, error = [], one_line(problem.message)
         finally:  # also when a drain cuts it short: then the last sweep has to find it
             self.open.discard(settled.block)
         self.marks += marks

@@ -15,6 +15,7 @@ from oncewire.agent.handlers import Handler, find_handler
 from oncewire.contracts import headers as names
 from oncewire.contracts import ids
 from oncewire.contracts.inputs import Input, read_all_complete, read_closely
+from oncewire.contracts.subjects import check_subject
 from oncewire.errors import ContractViolation
 from oncewire.fields import columns
 from oncewire.jetstream.losses import INCARNATION
@@ -28,10 +29,12 @@ _REPLAY_FOR = names.REPLAY_FOR.encode()
 
 
 class Known(msgspec.Struct, frozen=True):
-    """A subject that was seen before, and who handles it."""
+    """A subject that was seen before, and who handles it. `wrong` says why nobody can: the subject is then written as
+    text that ledgers and headers can hold."""
 
     subject: str
     handler: Handler | None
+    wrong: str = ""
 
 
 class Reading:
@@ -57,6 +60,8 @@ class Reading:
         known = [self._known.get(name) or self._look_up(one) for name, one in zip(names_, messages, strict=True)]
         subjects, handlers = columns(known, Known, "subject", "handler")
         whole = read_all_complete(bodies, subjects)
+        if any(columns(known, Known, "wrong")[0]):
+            whole = [None if one.wrong else found for one, found in zip(known, whole, strict=True)]
         at_keys = self._position_keys(deliveries)
         keys = self._identity_keys(whole)
         if all(whole) and _REPLAY_FOR not in b"\n".join(headers):
@@ -64,9 +69,9 @@ class Reading:
         return [
             Item(message, delivery, subject, found, handler, key, at_key)
             if found is not None and _REPLAY_FOR not in message.header_raw
-            else self._closer(message, delivery, subject, found, handler, at_key)
-            for message, delivery, subject, handler, found, key, at_key in zip(
-                messages, deliveries, subjects, handlers, whole, keys, at_keys, strict=True
+            else self._closer(message, delivery, one, found, at_key)
+            for message, delivery, subject, handler, one, found, key, at_key in zip(
+                messages, deliveries, subjects, handlers, known, whole, keys, at_keys, strict=True
             )
         ]
 
@@ -86,20 +91,15 @@ class Reading:
         left = iter(rules.keys_of_identities(self._agent, [one.identity for one in whole if one is not None]))
         return [next(left) if one is not None else b"" for one in whole]
 
-    def _closer(
-        self,
-        message: Message,
-        delivery: Delivery,
-        subject: str,
-        found: Input | None,
-        handler: Handler | None,
-        at_key: bytes,
-    ) -> Item:
+    def _closer(self, message: Message, delivery: Delivery, known: Known, found: Input | None, at_key: bytes) -> Item:
         """A message that leaves something out, breaks its contract, or is a replay."""
+        subject, handler = known.subject, known.handler
         if _REPLAY_FOR in message.header_raw:
             meant_for = message.headers.get(names.REPLAY_FOR)
             if meant_for and meant_for != delivery.consumer:
                 return Item(message, delivery, subject, None, handler, b"", at_key, is_passed=True)
+        if known.wrong:
+            return Item(message, delivery, subject, None, None, b"", at_key, known.wrong)
         try:
             found = found or self._read_closely(message, delivery, subject)
         except ContractViolation as violation:
@@ -114,7 +114,10 @@ class Reading:
 
     def _look_up(self, message: Message) -> Known:
         subject = message.subject
-        found = Known(subject, find_handler(self._handlers, subject))
+        try:
+            found = Known(check_subject(subject), find_handler(self._handlers, subject))
+        except ContractViolation as violation:
+            found = Known(repr(subject)[1:-1], None, f"{violation.code}: {violation.message}")
         if len(self._known) < SUBJECTS_MAX:
             self._known[message.subject_raw] = found
         return found

@@ -86,7 +86,7 @@ class Upkeep:
                 await self._round()
             except Unavailable as problem:
                 self.commits.note(problem)
-                trouble = problem.message
+                trouble = self.commits.trouble
             else:
                 if trouble and self.commits.trouble == trouble:
                     self.commits.trouble = ""

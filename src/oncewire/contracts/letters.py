@@ -84,7 +84,8 @@ def originals(carried: Mapping[str, str]) -> dict[str, str]:
 
 
 def one_line(text: str, chars_max: int = ERROR_CHARS_MAX) -> str:
-    """A reason as a header can hold it: one line, no control characters, not too long."""
+    """A reason as any header, store and log can hold it: one line, no control characters, no halves of characters, not
+    too long."""
     cleaned = "".join(sign if sign.isprintable() else " " for sign in text[: 4 * chars_max])
     return " ".join(cleaned.split())[:chars_max]
 

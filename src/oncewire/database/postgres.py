@@ -58,7 +58,8 @@ def class_of(state: str) -> type[OncewireError]:
 
 
 def translate(error: Exception) -> OncewireError:
-    """Any driver's error: the SQLSTATE decides, an error without one is a connection that failed."""
+    """Any driver's error: the SQLSTATE decides. Without one it is a session that was lost, or a value that the driver
+    refuses to send: the first may pass, the second never does."""
     state = getattr(error, "sqlstate", None)
     if isinstance(state, str) and state:
         hint = getattr(error, "hint", None) or getattr(getattr(error, "diag", None), "message_hint", None) or ""
@@ -66,7 +67,22 @@ def translate(error: Exception) -> OncewireError:
         return class_of(state)(f"PostgreSQL: {message}", hint=hint if state not in _NOT_THERE else MIGRATE)
     if isinstance(error, TimeoutError):
         return TimedOut("PostgreSQL did not answer in time")
+    if not _is_lost(error):
+        return Refused(f"PostgreSQL: {error}")
     return NotConnected(f"PostgreSQL: {error}", hint="Is it running? Check postgres.url, or start `oncewire up`.")
+
+
+_SESSION_ERRORS = ("OperationalError", "InternalClientError", "DatabaseError")
+"""psycopg's and asyncpg's for a session that broke; libpq has no better word than the last for some of them."""
+_SESSION_TEXTS = ("connection is closed", "released back", "another operation")
+"""asyncpg has one class for a closed session and for wrong arguments."""
+
+
+def _is_lost(error: Exception) -> bool:
+    kinds = [kind.__name__ for kind in type(error).__mro__]
+    if isinstance(error, OSError) or kinds[0] in _SESSION_ERRORS or kinds[1] in _SESSION_ERRORS[:2]:
+        return True
+    return "InterfaceError" in kinds and any(text in str(error) for text in _SESSION_TEXTS)
 
 
 @contextlib.contextmanager

@@ -46,11 +46,11 @@ from oncewire.contracts.blocks import (
     ranges,
     write_announcement,
 )
+from oncewire.contracts.letters import one_line
 from oncewire.fields import columns, distinct
 
 KEY_BYTES: Final = 16
 RETRY_DELAYS_S: Final = (1.0, 5.0, 10.0, 30.0)
-ERROR_CHARS_MAX: Final = 1_000
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -305,6 +305,11 @@ def retry_delay_s(deliveries: int) -> float:
 
 
 def short_error(error: BaseException) -> str:
-    """One line that fits into a ledger row."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return " ".join(text.split())[:ERROR_CHARS_MAX]
+    """What a handler raised, as it goes into ledger rows, headers and log lines: one line of printable text. All text
+    about an input that comes from outside takes this way."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # its author's __str__ is as broken as anything else may be
+        text = ""
+    return one_line(f"{name}: {text}" if text else name)
