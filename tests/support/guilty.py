@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, NamedTuple
 
+from oncewire.agent import Retry, Terminate
 from oncewire.errors import Corrupt, NotConnected, Unavailable
 
 
@@ -53,3 +55,27 @@ ERRORS = {
     "corrupt": Guilt(raising(Corrupt("my own file is broken")), "Corrupt: my own file is broken"),
 }
 """Exceptions of every kind, and texts that no store, header or log can hold."""
+
+
+def retrying(*arguments: object) -> Callable[[], Any]:
+    def act() -> Any:
+        raise Retry(*arguments)  # type: ignore[arg-type]
+
+    return act
+
+
+_AFTER = "Refused: Retry: after_s is a number of seconds from 0 to 31622400 (366 days) or a timedelta, not "
+RETRIES = {
+    "reason": Guilt(retrying("the bank is closed"), "Retry: the bank is closed"),
+    "digits": Guilt(retrying("5"), "Retry: 5"),
+    "timedelta": Guilt(retrying(timedelta(milliseconds=10), "soon"), "Retry: soon"),
+    "swapped": Guilt(retrying("again", 0.2), "Refused: Retry: reason is text, not 0.2"),
+    "infinite": Guilt(retrying(float("inf")), f"{_AFTER}inf"),
+    "nan": Guilt(retrying(float("nan")), f"{_AFTER}nan"),
+    "negative": Guilt(retrying(-1), f"{_AFTER}-1"),
+    "huge": Guilt(retrying(1e10), f"{_AFTER}10000000000.0"),
+    "flag": Guilt(retrying(True), f"{_AFTER}True"),
+    "list": Guilt(retrying([1]), f"{_AFTER}[1]"),
+    "no text": Guilt(lambda: Terminate(5), "Refused: Terminate: reason is text, not 5"),  # type: ignore[arg-type]
+}
+"""Delays and reasons that cannot be meant, or that are meant otherwise."""

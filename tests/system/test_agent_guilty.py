@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from oncewire.agent import Agent, Context, Effect
+from oncewire.errors import Refused
+from oncewire.jetstream import Pull
 from oncewire.ledger.store import Store
 from oncewire.ledger.stores import open_store
 from tests.support import guilty
@@ -78,7 +80,7 @@ async def verdict(server: NatsServer, agent: Agent, subject: str) -> tuple[Count
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("group", ["ERRORS"])
+@pytest.mark.parametrize("group", ["ERRORS", "RETRIES"])
 async def test_a_guilty_handler_harms_only_its_own_input(
     shared_server: NatsServer, tmp_path: Path, store: str, form: str, group: str
 ) -> None:
@@ -98,6 +100,67 @@ async def test_a_guilty_handler_harms_only_its_own_input(
     assert effects == dict.fromkeys(range(innocent + 1), 1)
     assert set(causes) == set(kinds)
     assert [] == [(kind, cause) for kind, cause in causes.items() if not cause.startswith(kinds[kind].cause)]
+
+
+async def test_a_nak_that_fails_keeps_no_effect_of_its_batch_back(
+    shared_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinds = {"again": Guilt(guilty.retrying(0.01), "Retry")}
+    subject = f"evt.default.demo.{unique('guilty')}"
+    agent = judged("def", kinds, subject, max_deliver=5)
+    nak, failures = Pull.nak, list[float]()
+
+    def failing(pull: Pull, messages: Any, delay_s: float = 0.0) -> None:
+        if delay_s and not failures:
+            failures.append(delay_s)
+            raise TypeError("no such delay")
+        nak(pull, messages, delay_s)
+
+    monkeypatch.setattr(Pull, "nak", failing)
+    async with prepared(shared_server.url) as client:
+        innocent = await sent(client, agent, kinds)
+        async with run(agent, client, await new_store("sqlite", tmp_path)) as runner:
+            await until(lambda: runner.counts.get("done", 0) == innocent)
+            await until(lambda: runner.counts.get("retried", 0) >= 2, "the retry, which comes back after ack_wait")
+    effects, _ = await verdict(shared_server, agent, subject)
+
+    assert effects == dict.fromkeys(range(innocent), 1)
+    (record,) = [one for one in caplog.records if "asking for a redelivery failed: TypeError" in one.getMessage()]
+    assert record.exc_info is not None
+
+
+@pytest.mark.parametrize("error", [TypeError("a bug"), Refused("never")])
+async def test_publishing_that_fails_in_an_odd_way_is_seen_by_readiness_and_swept(
+    shared_server: NatsServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    subject = f"evt.default.demo.{unique('guilty')}"
+    agent = judged("def", {}, subject)
+    async with prepared(shared_server.url) as client, run(agent, client, await new_store("sqlite", tmp_path)) as runner:
+        publish_many = client.publish_many
+
+        async def failing(messages: Any, *rest: Any) -> Any:
+            if any(one.subject == subject for one in messages):
+                raise error
+            return await publish_many(messages, *rest)
+
+        monkeypatch.setattr(client, "publish_many", failing)
+        await send(client, command(agent, "do"), {"kind": "innocent", "n": 0})
+        await until(lambda: f"{error}" in runner.trouble, "readiness to say it")
+        assert str(error) in runner.last_error
+        assert not runner.health()["is_ready"]
+        agent_is_running = await until(lambda: not runner._tasks[0].done())
+        monkeypatch.setattr(client, "publish_many", publish_many)
+        await until(lambda: "" == runner.trouble, "the sweep")
+        assert agent_is_running
+    effects, _ = await verdict(shared_server, agent, subject)
+
+    assert {0: 1} == effects
+    if isinstance(error, TypeError):
+        assert [one for one in caplog.records if "TypeError: a bug" in one.getMessage() and one.exc_info]
 
 
 ODD_SUBJECTS = [b"a\xffb", b"\xed\xa0\x80", b"a\x01b", b"a\x7fb"]

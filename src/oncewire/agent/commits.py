@@ -13,7 +13,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -112,6 +112,8 @@ class Commits:
         self.marks: list[Mark] = []
         self.closing_marks: list[Mark] = []
         self.open: set[int] = set()
+        self.unfinished: dict[int, str] = {}
+        """By block what went wrong after its commit. Readiness says it, and each sweep tries again."""
         self.left_open: set[int] = set()
         self.resumes: deque[tuple[int, Settling, Message]] = deque()
         self.finishing: set[asyncio.Task[None]] = set()
@@ -339,18 +341,44 @@ class Commits:
                 self.keepalive.release(token)
 
     async def finish(self, pull: Settling, settled: Settled) -> None:
-        """After the commit: publish, then ack. What cannot be published now stays open and is swept."""
+        """After the commit: publish, then ack. What cannot be published now stays open and is swept. A step that fails
+        stops none of those beside it."""
         if self.tracer is not None:
-            traces.tell_worked(self.tracer, settled, self.ledger.name)
-        _nak(pull, settled)
+            with self._step("tracing", settled):
+                traces.tell_worked(self.tracer, settled, self.ledger.name)
+        by_delay: dict[float, list[Message]] = {}
+        for message, delay in settled.naks:
+            by_delay.setdefault(delay, []).append(message)
+        for delay, messages in by_delay.items():
+            with self._step("asking for a redelivery", settled):
+                pull.nak(messages, delay)
         if settled.block:
             if not await self.publish(settled):
                 return
             self.at("published")
-            _ack(pull, settled)
+            with self._step("acknowledging", settled):
+                _ack(pull, settled)
             self.at("acked")
         self.resumes += [(block, pull, message) for block, message in settled.resumes]
         self.settle_resumes()
+
+    @contextlib.contextmanager
+    def _step(self, what: str, settled: Settled) -> Iterator[None]:
+        """What its inputs need next. When the server is away, or this fails, they come back after ack_wait, and are
+        found settled."""
+        try:
+            yield
+        except NotConnected:
+            pass
+        except Exception as problem:
+            self.fault(settled.block, f"{what} failed", problem)
+
+    def fault(self, block: int, what: str, problem: BaseException) -> None:
+        """Something that should never happen to a block after its commit: a person must see it, and it goes on."""
+        text = f"block {block}: {what}: {short_error(problem)}"
+        if self.unfinished.get(block) != text:
+            log.error("agent %s: %s", self.ledger.name, text, exc_info=problem)
+        self.unfinished[block] = self.last_error = text
 
     async def publish(self, settled: Settled) -> bool:
         began = time.monotonic()
@@ -358,43 +386,43 @@ class Commits:
             marks, error = await self.outflow.publish(settled.block, settled.sendings, settled.announcement)
         except OncewireError as problem:
             marks, error = [], one_line(problem.message)
+        except Exception as problem:
+            self.fault(settled.block, "publishing failed", problem)
+            return False
         finally:  # also when a drain cuts it short: then the last sweep has to find it
             self.open.discard(settled.block)
         self.marks += marks
         if error:
-            self.last_error = error
-            log.warning("agent %s: block %d is not published yet: %s", self.ledger.name, settled.block, error)
+            self.unpublished(settled.block, error)
             return False
         took_s = time.monotonic() - began
         self.effects += len(settled.sendings)
         self.publishing.observe(took_s)
         if self.tracer is not None:
-            traces.tell_sent(self.tracer, settled, self.ledger.name, took_s)
+            with self._step("tracing", settled):
+                traces.tell_sent(self.tracer, settled, self.ledger.name, took_s)
         return True
+
+    def unpublished(self, block: int, error: str) -> None:
+        """Effects that are durable and that their stream has not taken: readiness says so until a sweep succeeds."""
+        text = f"block {block} is not published yet: {error}"
+        if self.unfinished.get(block) != text:
+            log.warning("agent %s: %s", self.ledger.name, text)
+        self.unfinished[block] = self.last_error = text
 
     def settle_resumes(self) -> None:
         """Inputs that were settled before: acked once the effects of their block are out."""
         waiting, self.resumes = self.resumes, deque()
         marked = {mark.block for mark in self.marks}
         for block, pull, message in waiting:
-            if block in self.open or (block in self.left_open and block not in marked):
+            if block in self.open or block in self.unfinished or (block in self.left_open and block not in marked):
                 self.resumes.append((block, pull, message))
             else:
                 with contextlib.suppress(NotConnected):
                     pull.ack([message])
 
 
-def _nak(pull: Settling, settled: Settled) -> None:
-    by_delay: dict[float, list[Message]] = {}
-    for message, delay in settled.naks:
-        by_delay.setdefault(delay, []).append(message)
-    with contextlib.suppress(NotConnected):  # they come back after ack_wait
-        for delay, messages in by_delay.items():
-            pull.nak(messages, delay)
-
-
 def _ack(pull: Settling, settled: Settled) -> None:
-    with contextlib.suppress(NotConnected):  # they come back and are found settled
-        pull.ack(settled.acks)
-        for message, reason in settled.terms:
-            pull.term([message], reason)
+    pull.ack(settled.acks)
+    for message, reason in settled.terms:
+        pull.term([message], reason)

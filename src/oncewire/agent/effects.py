@@ -8,7 +8,9 @@ and nothing in it comes from the clock or from chance, so that a replay makes th
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -21,11 +23,12 @@ from oncewire.contracts.inputs import Input
 from oncewire.contracts.message import encode_message
 from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext
 from oncewire.contracts.runtime import Source as EnvelopeSource
-from oncewire.errors import ContractViolation
+from oncewire.errors import ContractViolation, Refused
 from oncewire.ledger.rules import Delayed, Ledger, Sending
 
 ADAPTER = "oncewire"
 DELAY_S_MAX = 366 * 24 * 3600
+SHOWN_CHARS = 80
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -43,19 +46,56 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 class Retry(Exception):
-    """Raise it to get the input again after `after_s`; the default grows with the deliveries."""
+    """Raise it to get the input again: `Retry("the bank is closed")`, `Retry(30)`, `Retry(timedelta(minutes=5))`,
+    `Retry(30, "the bank is closed")`. Seconds are from 0 to 366 days; without them the delay grows with the deliveries.
+    """
 
-    def __init__(self, after_s: float | None = None, reason: str = "") -> None:
-        super().__init__(reason or "retry")
-        self.after_s = after_s
+    def __init__(self, after_s: float | timedelta | str | None = None, reason: str = "") -> None:
+        named = isinstance(after_s, str) and not reason
+        super().__init__(_text("Retry", "reason", after_s if named else reason) or "retry")
+        self._after_s = None if named else _seconds("Retry", "after_s", after_s)
+
+    @property
+    def after_s(self) -> float | None:
+        return self._after_s
 
 
 class Terminate(Exception):
     """Raise it to give the input up at once: it becomes a dead letter with this reason."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(_text("Terminate", "reason", reason))
         self.reason = reason
+
+
+def _text(what: str, argument: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise Refused(f"{what}: {argument} is text, not {shown(value)}")
+    return value
+
+
+def _seconds(what: str, argument: str, value: object) -> float | None:
+    """A time to wait, checked where it is named: a server that cannot read a delay does not wait at all."""
+    if value is None:
+        return None
+    seconds = math.nan
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value
+    if 0 <= seconds <= DELAY_S_MAX:
+        return float(seconds)
+    raise Refused(
+        f"{what}: {argument} is a number of seconds from 0 to {DELAY_S_MAX} (366 days) or a timedelta,"
+        f" not {shown(value)}",
+        hint=f'{what}("why") names a reason, {what}(30, "why") both.',
+    )
+
+
+def shown(value: object) -> str:
+    """A value as an error may quote it."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def effects_of(returned: object) -> list[Effect]:

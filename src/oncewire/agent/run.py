@@ -118,7 +118,8 @@ class Runner:
         if not self.is_started:
             return self.waits_for or "it has not started yet"
         away = "" if self.client.connection.is_ready else "NATS is away"
-        return self.commits.trouble or away or self.lookout.trouble
+        unfinished = next(iter(self.commits.unfinished.values()), "")
+        return self.commits.trouble or away or unfinished or self.lookout.trouble
 
     @property
     def in_flight(self) -> int:

@@ -29,10 +29,10 @@ from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.contracts.blocks import Outcome
-from oncewire.errors import NotFound, Unavailable
+from oncewire.errors import Corrupt, NotFound, Unavailable
 from oncewire.jetstream import Client, StoredMessage
 from oncewire.jetstream.protocol import encode_acks
-from oncewire.ledger.rules import Content
+from oncewire.ledger.rules import Content, short_error
 from oncewire.ledger.store import Attempt, Mark, Store
 
 log = logging.getLogger("oncewire.agent")
@@ -166,9 +166,10 @@ class Upkeep:
         commits.left_open = {number for number, _ in open_}
         now = time.monotonic()
         self._open_since = {number: self._open_since.get(number, now) for number, _ in open_}
+        commits.unfinished = {at: text for at, text in commits.unfinished.items() if at in commits.left_open - mine}
         for number, holes in open_:
             is_due = is_start or is_end or now - self._open_since[number] >= SWEEP_AFTER_S
-            if is_due and number not in mine:
+            if (is_due or number in commits.unfinished) and number not in mine:
                 await self._resend(number, holes, is_start=is_start)
         if is_start:
             await self.flush_marks()
@@ -181,12 +182,21 @@ class Upkeep:
             block = await commits.db(commits.store.block, number)
         if block is None:
             return
-        marks, error = await commits.outflow.resend(block, holes)
+        try:
+            marks, error = await commits.outflow.resend(block, holes)
+        except (Unavailable, Corrupt):
+            raise
+        except Exception as problem:  # the block's own: the others must not wait for it
+            commits.fault(number, "publishing failed", problem)
+            marks, error = [], short_error(problem)
+        else:
+            if error:
+                commits.unpublished(number, error)
+            else:
+                commits.unfinished.pop(number, None)
         commits.marks += marks
-        if error:
-            commits.last_error = error
-            if is_start:
-                raise Unavailable(f"effects of block {number} cannot be published: {error}")
+        if error and is_start:
+            raise Unavailable(f"effects of block {number} cannot be published: {error}")
 
     # ---- exhausted inputs
 

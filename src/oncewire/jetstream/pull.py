@@ -54,6 +54,8 @@ BATCH_MAX: Final = 10_000
 BYTES_MAX: Final = 16 * 1024 * 1024
 ASK_AGAIN_S: Final = 0.25
 TERM_REASON_BYTES_MAX: Final = 1_024
+NAK_DELAY_S_MAX: Final = 366.0 * 24 * 3600
+"""The server reads no delay beyond the nanoseconds that 63 bits hold, and redelivers at once instead."""
 
 ACK: Final = b"+ACK"
 NAK: Final = b"-NAK"
@@ -150,6 +152,8 @@ def _no_delivery(reply: bytes) -> ContractViolation:
 
 def nak_verb(delay_s: float = 0.0) -> bytes:
     """Redeliver after `delay_s`; 0 means at once, whatever the consumer's backoff says."""
+    if not 0 <= delay_s <= NAK_DELAY_S_MAX:
+        raise ContractViolation(f"a nak's delay is from 0 to {NAK_DELAY_S_MAX:.0f} seconds, not {delay_s!r}")
     delay_ns = int(delay_s * 1e9)
     return b'-NAK {"delay": %d}' % delay_ns if delay_ns > 0 else NAK
 
