@@ -14,6 +14,7 @@ import pytest
 from oncewire.errors import NotConnected, Refused, Unavailable
 from oncewire.ledger import postgres_session
 from oncewire.ledger.postgres import PostgresStore
+from oncewire.ledger.postgres_tx import PostgresTx
 from oncewire.ledger.processes import process_name
 from tests.support.ledgers import (
     AGENT,
@@ -24,6 +25,7 @@ from tests.support.ledgers import (
     content,
     entry,
     found_by,
+    handle,
     insert,
     key_of,
     settle,
@@ -54,15 +56,14 @@ def stranger(kit: PostgresKit) -> Iterator[psycopg.Connection[Any]]:
 # ---- commits that hide
 
 
-def begin_with_a_neighbour(store: PostgresStore) -> None:
+def begin_with_a_neighbour(store: PostgresStore) -> PostgresTx:
     """A group in which another handler has written already, and this one is inside its savepoint."""
     store.begin()
     store.claim([key_of(1), key_of(2)])
-    store.savepoint()
-    insert(store, 1)
-    store.keep()
-    store.savepoint()
-    insert(store, 2)
+    handle(store, 1)
+    tx = store.savepoint()
+    insert(tx, 2)
+    return tx
 
 
 def assert_nothing_was_kept(kit: PostgresKit, store: PostgresStore) -> None:
@@ -77,9 +78,9 @@ def assert_nothing_was_kept(kit: PostgresKit, store: PostgresStore) -> None:
 
 
 def test_a_hidden_commit_fails_and_takes_all_of_the_transaction_along(kit: PostgresKit, store: PostgresStore) -> None:
-    begin_with_a_neighbour(store)
+    tx = begin_with_a_neighbour(store)
     with pytest.raises(psycopg.Error, match="may not end the ledger's transaction"):
-        store.connection.execute("SELECT 1; COMMIT")
+        tx.execute("SELECT 1; COMMIT")
     with pytest.raises(Refused, match="may not end"):
         store.undo()
     assert_nothing_was_kept(kit, store)
@@ -90,42 +91,31 @@ def test_a_handler_that_ends_the_transaction_and_goes_on_is_found_out(
     kit: PostgresKit, store: PostgresStore, end: str
 ) -> None:
     """What it writes afterwards stands in another transaction, which is thrown away as well."""
-    begin_with_a_neighbour(store)
+    tx = begin_with_a_neighbour(store)
     with contextlib.suppress(psycopg.Error):
-        store.connection.execute(f"SELECT 1; {end}")
-    insert(store, 3)
+        tx.execute(f"SELECT 1; {end}")
+    insert(tx, 3)
     with pytest.raises(Refused, match="may not end"):
         store.keep()
     assert_nothing_was_kept(kit, store)
 
 
 def test_a_procedure_that_commits_fails_alone(kit: PostgresKit, store: PostgresStore) -> None:
-    begin_with_a_neighbour(store)
+    tx = begin_with_a_neighbour(store)
     with pytest.raises(psycopg.errors.InvalidTransactionTermination):
-        store.connection.execute("DO $$ BEGIN COMMIT; END $$")
+        tx.execute("DO $$ BEGIN COMMIT; END $$")
     store.undo()
     store.append(content([entry(1)]), SOURCES, [])
     store.commit()
     assert [1] == kit.rows()
 
 
-def test_a_connection_that_a_handler_closed_commits_nothing(kit: PostgresKit, store: PostgresStore) -> None:
-    begin_with_a_neighbour(store)
-    store.connection.close()
-    with pytest.raises(NotConnected):
-        store.undo()
-    store.rollback()
-    assert [] == kit.rows()
-    settle(store, [1], rows=True)
-    assert [1] == kit.rows()
-
-
 def test_a_handler_may_nest_a_transaction_of_its_own(kit: PostgresKit, store: PostgresStore) -> None:
-    begin_with_a_neighbour(store)
-    with pytest.raises(psycopg.errors.UniqueViolation), store.connection.transaction():
-        insert(store, 1)
-    store.connection.execute("SAVEPOINT mine")
-    store.connection.execute("ROLLBACK TO SAVEPOINT mine")
+    tx = begin_with_a_neighbour(store)
+    with pytest.raises(psycopg.errors.UniqueViolation), tx.transaction():
+        insert(tx, 1)
+    tx.execute("SAVEPOINT mine")
+    tx.execute("ROLLBACK TO SAVEPOINT mine")
     store.keep()
     store.append(content([entry(1), entry(2)]), SOURCES, [])
     store.commit()
@@ -134,9 +124,9 @@ def test_a_handler_may_nest_a_transaction_of_its_own(kit: PostgresKit, store: Po
 
 def test_a_handler_that_swallows_a_failed_statement_fails_alone(kit: PostgresKit, store: PostgresStore) -> None:
     """PostgreSQL answers nothing more until a rollback: its rows cannot be kept."""
-    begin_with_a_neighbour(store)
+    tx = begin_with_a_neighbour(store)
     with pytest.raises(psycopg.errors.UndefinedTable):
-        store.connection.execute("SELECT * FROM nowhere")
+        tx.execute("SELECT * FROM nowhere")
     with pytest.raises(Refused, match="went on after a statement failed"):
         store.keep()
     store.append(content([entry(1)]), SOURCES, [])
@@ -145,8 +135,8 @@ def test_a_handler_that_swallows_a_failed_statement_fails_alone(kit: PostgresKit
 
 
 def test_a_handler_may_set_its_own_search_path(kit: PostgresKit, store: PostgresStore) -> None:
-    begin_with_a_neighbour(store)
-    store.connection.execute("SET LOCAL search_path = pg_catalog")
+    tx = begin_with_a_neighbour(store)
+    tx.execute("SET LOCAL search_path = pg_catalog")
     store.keep()
     store.append(content([entry(1), entry(2)]), SOURCES, [])
     store.commit()
@@ -263,7 +253,7 @@ def end_session(stranger: psycopg.Connection[Any], store: PostgresStore) -> None
 def test_a_lost_session_is_made_anew(kit: PostgresKit, store: PostgresStore, stranger: psycopg.Connection[Any]) -> None:
     store.begin()
     store.claim([key_of(1)])
-    insert(store, 1)
+    handle(store, 1)
     end_session(stranger, store)
     with pytest.raises(NotConnected):
         store.append(content([entry(1)]), SOURCES, [])

@@ -30,6 +30,7 @@ from tests.support.ledgers import (
     content,
     entry,
     found_by,
+    handle,
     insert,
     key_of,
     mark,
@@ -130,9 +131,9 @@ def test_a_full_disk_in_a_handler_that_swallows_it_keeps_nothing_of_its_group(
     fill_disk(store)
     store.begin()
     store.claim([key_of(1)])
-    store.savepoint()
+    tx = store.savepoint()
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.connection.executemany("INSERT INTO charges VALUES (?)", [(number,) for number in range(100_000)])
+        tx.executemany("INSERT INTO charges VALUES (?)", [(number,) for number in range(100_000)])
     with pytest.raises(OncewireError, match=r"rolled .* back|full"):
         finish(store)
     store.rollback()
@@ -187,10 +188,10 @@ def test_a_handler_that_rolls_back_by_a_statement_keeps_nothing_of_its_group(
     """OR ROLLBACK ends the whole transaction, and no authorizer sees it."""
     store.begin()
     store.claim([key_of(1)])
-    insert(store, 1)
-    store.savepoint()
+    handle(store, 1)
+    tx = store.savepoint()
     with pytest.raises(sqlite3.IntegrityError):
-        store.connection.execute("INSERT OR ROLLBACK INTO charges VALUES (1)")
+        tx.execute("INSERT OR ROLLBACK INTO charges VALUES (1)")
     for step in (
         store.keep,
         store.undo,
@@ -206,22 +207,26 @@ def test_a_handler_that_rolls_back_by_a_statement_keeps_nothing_of_its_group(
 
 
 @pytest.mark.parametrize(
-    ("method", "statement"),
+    ("method", "statement", "what"),
     [
-        ("executescript", "INSERT INTO charges VALUES (2)"),
-        ("execute", "ATTACH ':memory:' AS elsewhere"),
-        ("execute", "SAVEPOINT handler"),
-        ("execute", "BEGIN"),
+        ("executescript", "INSERT INTO charges VALUES (2)", "use executescript: it commits"),
+        ("execute", "ATTACH ':memory:' AS elsewhere", "attach another database"),
+        ("execute", "SAVEPOINT handler", "end or begin the ledger's transaction"),
+        ("execute", "BEGIN", "end or begin the ledger's transaction"),
+        ("execute", "PRAGMA query_only = ON", "change the ledger's connection by PRAGMA"),
+        ("execute", "PRAGMA busy_timeout(1)", "change the ledger's connection by PRAGMA"),
     ],
 )
 def test_a_handler_cannot_reach_around_the_transaction(
-    kit: SqliteKit, store: SqliteStore, method: str, statement: str
+    kit: SqliteKit, store: SqliteStore, method: str, statement: str, what: str
 ) -> None:
     store.begin()
-    store.savepoint()
-    insert(store, 1)
-    with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
-        getattr(store.connection, method)(statement)
+    tx = store.savepoint()
+    insert(tx, 1)
+    with pytest.raises(Refused, match=f"a handler may not {what}"):
+        getattr(tx, method)(statement)
+    with pytest.raises(Refused, match=f"a handler may not {what}"):
+        getattr(tx.cursor(), method)(statement)
     store.undo()
     store.rollback()
     assert [] == kit.rows()

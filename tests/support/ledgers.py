@@ -102,9 +102,15 @@ class PostgresKit(LedgerKit):
             return cursor.fetchall() if cursor.description else []
 
 
-def insert(store: Store, number: int) -> None:
+def insert(tx: Any, number: int) -> None:
     """What a handler would write."""
-    store.connection.execute(f"INSERT INTO charges VALUES ({number})")
+    tx.execute(f"INSERT INTO charges VALUES ({number})")
+
+
+def handle(store: Store, number: int) -> None:
+    """A handler that writes a row, and returns."""
+    insert(store.savepoint(), number)
+    store.keep()
 
 
 def key_of(number: int) -> bytes:
@@ -138,7 +144,7 @@ def settle(
     store.begin()
     store.claim([key_of(number) for number in numbers])
     for number in numbers if rows else []:
-        insert(store, number)
+        handle(store, number)
     appended = store.append(content([entry(number) for number in numbers], effects), SOURCES, delayed)
     store.commit()
     return appended

@@ -1,11 +1,15 @@
 """The ledger in PostgreSQL: several processes on several machines share it, each through one session of its own.
 
-Handlers get the `psycopg.Connection` itself. What keeps their rows and the ledger together:
+Handlers get a `PostgresTx`, never the connection. What keeps their rows and the ledger together:
 
-- `commit()` and `rollback()` are refused by psycopg, COMMIT and its like by our cursor, before they reach the server;
+- `commit()`, `rollback()`, COMMIT and its like are refused there, before they reach the server;
 - a COMMIT that hides in a function call or between two statements fails at the server, and with it the transaction: a
   deferred trigger looks for the mark that only the agent takes away (`ledger_open`);
-- a transaction that ended in any other way is noticed by its missing savepoint, and nothing is written after it.
+- a transaction that ended in any other way is noticed by its missing savepoint, and nothing is written after it;
+- one that is open where the agent has none is noticed before the next begins, and before anything is published.
+
+Settings, roles, temporary tables and cursors of a handler end with it: its savepoint is released together with a reset
+of the session.
 
 Two processes with the same input: both insert its key, the second waits for the first and then finds it settled. Keys
 are inserted in order, so that two batches which share several never wait for each other.
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -29,7 +34,8 @@ from oncewire.ledger import keys as key_rules
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
 from oncewire.ledger.packed import FORMAT, pack
-from oncewire.ledger.postgres_session import PROCESS_LOCKS, PostgresSession, handler_ended
+from oncewire.ledger.postgres_session import DISCARD_TEMPORARY, PROCESS_LOCKS, PostgresSession
+from oncewire.ledger.postgres_tx import PostgresTx, went_on
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.store import (
     Appended,
@@ -42,6 +48,7 @@ from oncewire.ledger.store import (
     old_blocks,
     read_block,
 )
+from oncewire.ledger.tx import cut_off, ends_transaction
 
 HANDLER_S: Final = 300.0
 
@@ -65,7 +72,12 @@ class PostgresStore:
         self._claimed: set[bytes] = set()
         self._transaction: psycopg.Transaction | None = None
         self._packed = bytearray()
-        self._is_torn = False
+        self._is_torn = self._is_own_open = False
+        self._savepoint = f"oncewire_{secrets.token_hex(8)}"
+        """No handler can name it: one of theirs could not be told from it."""
+        self._lock = threading.RLock()
+        self._tx: PostgresTx | None = None
+        self._release = b""
 
     # ---- life
 
@@ -74,6 +86,7 @@ class PostgresStore:
         try:
             self._agent = blocks.agent_name(tenant, workspace, agent)
             self._session.connect()
+            self._release = self._released(self._session.resets)
             self._prepare()
         except BaseException:
             self.close()
@@ -148,10 +161,9 @@ class PostgresStore:
 
     def _inside(self) -> psycopg.Cursor[Any]:
         """Our cursor, or an error when the transaction is over: what follows would be another one."""
-        status = self.connection.info.transaction_status
-        if self._is_torn or status is TransactionStatus.IDLE:
+        if self._is_torn or self._session.status == TransactionStatus.IDLE:
             self._is_torn = True
-            raise handler_ended()
+            raise ends_transaction()
         return self._session.cursor
 
     def claim(self, keys: Sequence[bytes], look: Sequence[bytes] = ()) -> dict[bytes, Place]:
@@ -174,36 +186,61 @@ class PostgresStore:
         known = {key: group for key, group in found.items() if group in blocks}  # the others were just forgotten
         return {key: key_rules.decode_place(blocks[group][key]) for key, group in known.items()}
 
-    def savepoint(self) -> None:
+    def savepoint(self) -> PostgresTx:
         with self._session.translated():
-            self._inside().execute("SAVEPOINT handler")
+            self._inside()
+            self._session.run(b"SAVEPOINT " + self._savepoint.encode())
+        self._tx = tx = PostgresTx(self.connection, self._lock, self._session.run)
+        return tx
 
     def keep(self) -> None:
         with self._session.translated():
             cursor = self._inside()
-            if self.connection.info.transaction_status is TransactionStatus.INERROR:
+            failure = self._end_tx()
+            if failure is None and self._session.status == TransactionStatus.INERROR:
+                failure = went_on()
+            if failure is not None:
                 self._back_to_savepoint(cursor)
-                raise Refused(
-                    "a handler went on after a statement failed",
-                    hint="Put what may fail into `with ctx.tx.transaction():`.",
-                )
+                raise failure
             try:
-                cursor.execute("RELEASE handler")
+                self._session.run(self._release)
             except psycopg.errors.InvalidSavepointSpecification:
                 self._is_torn = True
-                raise handler_ended() from None
+                raise ends_transaction() from None
+
+    def spare_temporary_tables(self) -> None:
+        """Those of a replay are not its handlers'."""
+        self._release = self._released([one for one in self._session.resets if one != DISCARD_TEMPORARY])
+
+    def _released(self, resets: Sequence[str]) -> bytes:
+        return "; ".join((f"RELEASE {self._savepoint}", *resets)).encode()
 
     def undo(self) -> None:
         with self._session.translated():
+            self._end_tx()
             self._back_to_savepoint(self._inside())
 
+    def _end_tx(self) -> Refused | None:
+        """The handler's statements are over; why they cannot be kept, if so."""
+        tx, self._tx = self._tx, None
+        if tx is None:
+            return None
+        is_whole = tx.end()
+        if tx.unfinished:
+            return Refused(
+                f"{tx.unfinished} of ctx.tx was not finished when its handler ended",
+                hint="Use it in a `with` block, or read it to its end.",
+            )
+        return None if is_whole else cut_off()
+
     def _back_to_savepoint(self, cursor: psycopg.Cursor[Any]) -> None:
+        """What was set since goes back with the rows."""
         try:
-            cursor.execute("ROLLBACK TO handler")
-            cursor.execute("RELEASE handler")
+            cursor.execute(f"ROLLBACK TO {self._savepoint}")
+            cursor.execute(f"RELEASE {self._savepoint}")
         except psycopg.errors.InvalidSavepointSpecification:
             self._is_torn = True
-            raise handler_ended() from None
+            raise ends_transaction() from None
 
     def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
         assert self._ledger is not None
@@ -271,12 +308,14 @@ class PostgresStore:
             transaction, self._transaction = self._transaction, None
             try:
                 transaction.__exit__(None, None, None)
+                self._session.check_idle()
             except BaseException:
                 self.connection.close()
                 raise
 
     def rollback(self) -> None:
         """Back to what was committed last. A session in doubt is not used again."""
+        self._end_tx()
         transaction, self._transaction = self._transaction, None
         self._blocks.clear()
         if transaction is None or self.connection.closed:
@@ -298,9 +337,16 @@ class PostgresStore:
             with self._session.translated():
                 yield self._inside()
             return
+        if self._is_own_open:
+            yield self._session.cursor
+            return
         self._session.ensure()
         with self._session.translated(), self.connection.transaction():
-            yield self._session.cursor
+            self._is_own_open = True
+            try:
+                yield self._session.cursor
+            finally:
+                self._is_own_open = False
 
     def begun(self, attempts: Sequence[Attempt]) -> None:
         latest = {one.key: one for one in attempts}

@@ -6,42 +6,32 @@ The session sets timeouts and holds a lock while it lives: a pooler in front of 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import psycopg
-from psycopg.pq import Format
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 
 from oncewire.database.postgres import queries, quote_name, translate
 from oncewire.errors import NotConnected, Refused, Unavailable
+from oncewire.ledger.store import not_idle
 
 CONNECT_S: Final = 10
 LOCK_MS: Final = 5_000
 IDLE_MARGIN_S: Final = 60.0
 """A session may be idle in its transaction for as long as a handler may take, and this much longer."""
 PROCESS_LOCKS: Final = 0x6F77
-SETTINGS: Final = {"lock_timeout": f"{LOCK_MS}ms", "tcp_keepalives_idle": "30s", "tcp_keepalives_interval": "10s"}
+SETTINGS: Final = {
+    "client_encoding": "utf8",
+    "lock_timeout": f"{LOCK_MS}ms",
+    "tcp_keepalives_idle": "30s",
+    "tcp_keepalives_interval": "10s",
+}
 
-_ENDS = re.compile(
-    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:commit|end|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b)|begin|"
-    r"start\s+transaction|prepare\s+transaction)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-
-
-class HandlerCursor(psycopg.Cursor[Any]):
-    """What `connection.execute` and `connection.cursor` give to handlers."""
-
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> HandlerCursor:
-        text = query.decode(errors="replace") if isinstance(query, bytes) else query
-        if isinstance(text, str) and _ENDS.match(text):
-            raise handler_ended()
-        return super().execute(query, *args, **kwargs)
-
-
-def handler_ended() -> Refused:
-    return Refused("a handler may not end or begin the ledger's transaction", hint="Leave it to the agent.")
+DISCARD_TEMPORARY: Final = "DISCARD TEMP"
+RESETS: Final = ("CLOSE ALL", "RESET SESSION AUTHORIZATION", "RESET ROLE", "RESET ALL", DISCARD_TEMPORARY)
+"""They take back what a handler may have set for its session, in half a microsecond of the server's time each."""
 
 
 class PostgresSession:
@@ -51,6 +41,8 @@ class PostgresSession:
         self.url = url
         self.schema = ""
         self.sql: dict[str, str] = {}
+        self.resets: tuple[str, ...] = ()
+        """Statements after which the session is as it was when it began."""
         self.process = ""
         self._wanted_schema = schema
         self._idle_s = handler_timeout_s + IDLE_MARGIN_S
@@ -64,6 +56,11 @@ class PostgresSession:
         return self._connection
 
     @property
+    def status(self) -> int:
+        """A `TransactionStatus`."""
+        return self.connection.pgconn.transaction_status
+
+    @property
     def cursor(self) -> psycopg.Cursor[Any]:
         if self._cursor is None:
             raise Unavailable("the ledger is closed")
@@ -74,20 +71,20 @@ class PostgresSession:
             options: dict[str, Any] = {"application_name": "oncewire", "client_encoding": "utf8"}
             if "target_session_attrs" not in self.url:
                 options["target_session_attrs"] = "read-write"
-            self._connection = psycopg.connect(
-                self.url, cursor_factory=HandlerCursor, connect_timeout=CONNECT_S, **options
-            )
+            self._connection = psycopg.connect(self.url, connect_timeout=CONNECT_S, **options)
             self._cursor = psycopg.Cursor(self._connection)
             self._cursor.format = Format.BINARY
             with self._connection.transaction():
                 self._set_up(self._cursor)
 
     def _set_up(self, cursor: psycopg.Cursor[Any]) -> None:
-        settings = SETTINGS | {"idle_in_transaction_session_timeout": f"{int(self._idle_s * 1000)}ms"}
+        settings = {name: f"'{value}'" for name, value in SETTINGS.items()}
+        settings["idle_in_transaction_session_timeout"] = f"'{int(self._idle_s * 1000)}ms'"
         if self._wanted_schema:
             settings["search_path"] = quote_name(self._wanted_schema)
-        for name, value in settings.items():
-            cursor.execute("SELECT set_config(%s, %s, false)", (name, value))
+        ours = [f"SET {name} = {value}" for name, value in settings.items()]
+        self.resets = (*RESETS, *ours)
+        self.run("; ".join(ours).encode())
         row = cursor.execute("SELECT quote_ident(current_schema())").fetchone()
         if row is None or row[0] is None:
             raise Refused("the ledger's schema does not exist", hint="Run `oncewire migrate`, with the same --schema.")
@@ -102,10 +99,21 @@ class PostgresSession:
         self.process = process
         self.cursor.execute(self.sql["hold_name"], (PROCESS_LOCKS, process))
 
+    def run(self, statements: bytes) -> None:
+        """Statements without values or rows, in one exchange, past psycopg's cursors: twice per input that writes."""
+        result = self.connection.pgconn.exec_(statements)
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result)
+
     def ensure(self) -> None:
-        """A session that was lost is replaced."""
+        """Before a transaction: a session that was lost is replaced, one that is inside a transaction is not ours."""
         if self.connection.closed:
             self.connect()
+        self.check_idle()
+
+    def check_idle(self) -> None:
+        if self.status != TransactionStatus.IDLE:
+            raise not_idle(self.url)
 
     def close(self) -> None:
         connection, self._connection, self._cursor = self._connection, None, None

@@ -104,7 +104,7 @@ class SqliteScratch:
         places = ", ".join("?" * len(rows.description))
         self.store.connection.executemany(f"INSERT INTO {_quoted(table)} VALUES ({places})", rows)  # noqa: S608
 
-    def _authorize(self, action: int, table: str | None, *rest: object) -> int:
+    def _authorize(self, action: int, table: str | None, *rest: str | None) -> int:
         if table in self._tables:
             if action in (sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE):
                 self._written.add(table)

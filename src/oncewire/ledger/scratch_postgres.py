@@ -37,6 +37,7 @@ def postgres_scratch(store: Store, filled: Collection[str]) -> Iterator[Scratch]
     connection.isolation_level = IsolationLevel.REPEATABLE_READ
     try:
         store.begin()
+        store.spare_temporary_tables()
         yield PostgresScratch(store, filled)
     finally:
         store.rollback()

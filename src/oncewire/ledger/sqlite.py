@@ -1,9 +1,10 @@
 """The ledger in a SQLite file: WAL, synchronous FULL, one writer at a time over all processes of the machine.
 
-Handlers get the `sqlite3.Connection` itself. COMMIT, ROLLBACK and ATTACH inside a handler are refused by SQLite's
-authorizer, since they would tear the handler's rows from the ledger. Our own statements carry a secret comment, so that
-the statement cache can never hand one of ours to a handler. A transaction that SQLite itself ended (a full disk, OR
-ROLLBACK in a statement) is noticed before anything is written outside of it.
+Handlers get a `SqliteTx`, never the connection. COMMIT, ROLLBACK, ATTACH and what would change the connection for those
+who come later (a PRAGMA with a value) are refused by SQLite's authorizer inside a handler; temporary tables go with the
+input that made them. Our own statements carry a secret comment, so that the statement cache can never hand one of ours
+to a handler. A transaction that SQLite itself ended (a full disk, OR ROLLBACK in a statement) is noticed before
+anything is written outside of it, and so is one that is open where the agent has none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import secrets
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -32,6 +34,7 @@ from oncewire.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending
 from oncewire.ledger.sqlite_checkpoints import Checkpoints
 from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
+from oncewire.ledger.sqlite_tx import SqliteTx
 from oncewire.ledger.store import (
     Appended,
     Attempt,
@@ -40,9 +43,11 @@ from oncewire.ledger.store import (
     RecentBlocks,
     head_at,
     identity_keys,
+    not_idle,
     old_blocks,
     read_block,
 )
+from oncewire.ledger.tx import cut_off, ends_transaction, not_allowed
 
 FAR_MS: Final = 2**62
 MEMORY: Final = ":memory:"
@@ -50,7 +55,19 @@ BUSY_MS: Final = 5_000
 """So long a transaction waits for another process before it says so; whoever asks tries again."""
 PAGE_BYTES: Final = 16_384
 """Of a new file. A block of a thousand inputs takes some twenty, and SQLite writes page by page, three times each."""
-_REFUSED_IN_HANDLERS: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT, sqlite3.SQLITE_ATTACH}
+_ENDS_TRANSACTION: Final = {sqlite3.SQLITE_TRANSACTION, sqlite3.SQLITE_SAVEPOINT}
+_REFUSED_IN_HANDLERS: Final = _ENDS_TRANSACTION | {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH}
+_MAKES_TEMPORARY: Final = {
+    sqlite3.SQLITE_CREATE_TEMP_TABLE,
+    sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
+    sqlite3.SQLITE_CREATE_TEMP_VIEW,
+    sqlite3.SQLITE_CREATE_VTABLE,
+}
+_PRAGMAS_IN_HANDLERS: Final = {
+    "table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list",
+    "foreign_key_check", "integrity_check", "quick_check", "user_version", "application_id",
+}  # fmt: skip
+"""With a value these ask, or write what a rollback takes back. Others change the connection for all later inputs."""
 
 _MADE: Final = re.compile(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (\w+)")
 
@@ -86,6 +103,11 @@ class SqliteStore:
         self._packed = bytearray()
         self._is_ours = True
         self._is_open = False
+        self._lock = threading.RLock()
+        self._tx: SqliteTx | None = None
+        self._refused = 0
+        """The last thing that a handler asked SQLite for in vain."""
+        self._has_temporary = False
 
     # ---- life
 
@@ -97,6 +119,7 @@ class SqliteStore:
                 self._db = sqlite3.connect(
                     self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
                 )
+                self._steps = self._db.cursor()
                 self._set_up()
                 self._prepare(blocks.agent_name(tenant, workspace, agent))
                 self._keys = SqliteKeys(self._db, self._chain)
@@ -188,16 +211,31 @@ class SqliteStore:
             raise Unavailable("the ledger is closed")
         return self._keys
 
-    def authorize(self, action: int, *_: object) -> int:
+    def authorize(self, action: int, name: str | None = None, value: str | None = None, *_: object) -> int:
         """What SQLite asks before it prepares a statement."""
-        if self._is_ours or action not in _REFUSED_IN_HANDLERS:
+        if self._is_ours:
             return sqlite3.SQLITE_OK
+        if action in _MAKES_TEMPORARY:
+            self._has_temporary = True
+        is_setting = action == sqlite3.SQLITE_PRAGMA and value and (name or "").lower() not in _PRAGMAS_IN_HANDLERS
+        if not is_setting and action not in _REFUSED_IN_HANDLERS:
+            return sqlite3.SQLITE_OK
+        self._refused = action
         return sqlite3.SQLITE_DENY
+
+    def refusal(self) -> Refused:
+        """In place of SQLite's "not authorized"."""
+        if self._refused in _ENDS_TRANSACTION:
+            return ends_transaction()
+        if self._refused == sqlite3.SQLITE_PRAGMA:
+            return not_allowed("change the ledger's connection by PRAGMA", "It would stay so for all inputs after it.")
+        return not_allowed("attach another database", "Open a connection of your own to it, outside the transaction.")
 
     # ---- a transaction
 
     def begin(self) -> None:
         with translated(self.path):
+            self._check_idle()
             self._command("BEGIN IMMEDIATE")
             self._is_open = True
             try:
@@ -206,9 +244,20 @@ class SqliteStore:
                 self.rollback()
                 raise
 
+    def _check_idle(self) -> None:
+        if self.connection.in_transaction:
+            raise not_idle(self.url)
+
     def _command(self, statement: str) -> None:
         self._is_ours = True
         self.connection.execute(f"{statement} -- {self._secret}")
+
+    def run_for_handler(self, statement: str) -> None:
+        """A statement about savepoints on behalf of the handler that is running."""
+        try:
+            self._command(statement)
+        finally:
+            self._is_ours = False
 
     def _inside(self) -> sqlite3.Connection:
         """The connection, or an error when its transaction is over: what follows would commit by itself."""
@@ -230,21 +279,52 @@ class SqliteStore:
         with translated(self.path):
             return self.keys.find([*keys, *look])
 
-    def savepoint(self) -> None:
+    def savepoint(self) -> SqliteTx:
         self._run_inside(self._savepoint)
         self._is_ours = False
+        self._tx = tx = SqliteTx(self, self._db, self._lock)  # type: ignore[arg-type]  # it is open: the line above
+        return tx
 
     def keep(self) -> None:
+        tx, self._tx = self._tx, None
+        if tx is not None and not tx.end():
+            self.undo()
+            raise cut_off()
+        if self._has_temporary:
+            self._drop_temporary()
         self._run_inside(self._release)
 
     def undo(self) -> None:
+        self._drop_tx()
+        self._has_temporary = False
         self._run_inside(self._back)
         self._run_inside(self._release)
 
+    def _drop_tx(self) -> None:
+        tx, self._tx = self._tx, None
+        if tx is not None:
+            tx.end()
+
+    def _drop_temporary(self) -> None:
+        """SQLite keeps temporary tables for as long as the connection lives: the next input would find them."""
+        self._has_temporary = False
+        query = (
+            "SELECT type, name FROM temp.sqlite_master WHERE type <> 'index' AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+        )
+        with translated(self.path):
+            db = self._inside()
+            for kind, name in db.execute(query).fetchall():
+                quoted = name.replace('"', '""')
+                db.execute(f'DROP {kind} IF EXISTS temp."{quoted}"')
+
     def _run_inside(self, statement: str) -> None:
-        """Twice per input that writes: no context manager, no formatting."""
+        """Twice per input that writes: no context manager, no formatting, no fresh cursor."""
+        self._is_ours = True
+        db = self._db
+        if db is None or not db.in_transaction:
+            self._inside()
         try:
-            self._inside().execute(statement)
+            self._steps.execute(statement)
         except sqlite3.Error as error:
             raise translate(self.path, error) from error
 
@@ -315,6 +395,7 @@ class SqliteStore:
             self.keys.spill_if_full()
             self._command("COMMIT")
             self._is_open = False
+            self._check_idle()
             self.keys.committed()
         size, self._bytes = self._bytes, 0
         if self._checkpoints is not None:
@@ -322,6 +403,7 @@ class SqliteStore:
 
     def rollback(self) -> None:
         """Back to what was committed last, in memory too."""
+        self._drop_tx()
         self._is_open = False
         self._bytes = 0
         self._blocks.clear()
@@ -339,6 +421,7 @@ class SqliteStore:
             if self._is_open:
                 yield self._inside()
                 return
+            self._check_idle()
             self._command("BEGIN IMMEDIATE")
             try:
                 yield self.connection

@@ -1,19 +1,21 @@
 """What an agent needs from a store: one protocol, and the few values that go through it.
 
 A store has one writer at a time in a process: `begin`, then look, run, write, then `commit` or `rollback`. It is
-synchronous on purpose: handlers run inside the transaction, on the driver's own connection, and the agent runs it all
-in one thread beside the event loop.
+synchronous on purpose: handlers run inside the transaction, through a `Tx`, and the agent runs it all in one thread
+beside the event loop.
 
 The order within a transaction:
 
-    begin → claim(keys) → handlers, each in a savepoint from its first use of the connection → append(block), which
-    takes the chain's lock, as late as can be → commit
+    begin → claim(keys) → handlers, each in a savepoint from its first use of `ctx.tx` → append(block), which takes the
+    chain's lock, as late as can be → commit
 
 A claim whose input is not in the appended block is given back at the commit.
 
 Errors: `NotConnected` means that the store is away (begin again later), any other `Unavailable` that this transaction
 could not go through (a deadlock, a lock that took too long, a full disk): roll back, then run its inputs one by one.
 `Refused` out of a transaction means that a handler ended it: nothing of it was kept; alone, it is that input's failure.
+`Corrupt` from `begin` or `commit` means that somebody else works on the session: whether what it wrote was committed is
+not known, so nothing of it may be published.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from oncewire.errors import ContractViolation, Corrupt
 from oncewire.ledger.keys import Place
 from oncewire.ledger.packed import unpack
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key
+from oncewire.ledger.tx import Tx
+from oncewire.masking import mask_url
 
 RECENT_BLOCKS: Final = 4
 
@@ -78,6 +82,15 @@ def read_block(number: int, content: bytes, announcement: bytes) -> Block:
             hint="Its disk or memory is failing, or somebody wrote to it. Stop the agent, keep a copy of the ledger as "
             "it is, and go on from a backup: docs/how-to/backup.md.",
         ) from violation
+
+
+def not_idle(url: str) -> Corrupt:
+    """A transaction is open that the agent did not begin: what it commits now would only be a part of that one."""
+    return Corrupt(
+        f"the session of the ledger {mask_url(url)} is inside a transaction that the agent did not begin",
+        hint="Something besides the agent uses the ledger's connection. Find it, then start the agent again: it has "
+        "published nothing that is not committed.",
+    )
 
 
 def old_blocks(store: Store, before_ms: int, blocks_max: int) -> list[Block]:
@@ -133,7 +146,7 @@ class Store(Protocol):
 
     @property
     def connection(self) -> Any:
-        """The driver's own connection, inside the open transaction."""
+        """The driver's own connection. Handlers never get it: what they did to it would last."""
 
     def open(self, tenant: str, workspace: str, agent: str) -> Ledger: ...
     def close(self) -> None: ...
@@ -146,7 +159,9 @@ class Store(Protocol):
         """Those of all these keys that are settled already, with where. The others of `keys` are this transaction's
         from now on: whoever else claims one waits for its end. Once per transaction."""
 
-    def savepoint(self) -> None: ...
+    def savepoint(self) -> Tx:
+        """For one handler; `keep` or `undo` ends it. Nothing that it set for its session is left then."""
+
     def keep(self) -> None: ...
     def undo(self) -> None: ...
     def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended: ...
