@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from oncewire.agent.batch import GroupCommit, Limits, Settled
 from oncewire.agent.read import Reading
 from oncewire.contracts.blocks import Outcome
 from oncewire.contracts.ids import effect_id
-from oncewire.errors import TooLarge
+from oncewire.errors import Refused, TooLarge
 from oncewire.jetstream import Message
 from oncewire.ledger.rules import Ledger, Sending, Source
 from oncewire.ledger.sqlite import SqliteStore
@@ -211,3 +212,31 @@ def test_an_input_that_does_not_fit_its_type_leaves_its_neighbours_alone(bench: 
     charged = "evt.default.default.billing.charged"
     assert [charged, charged, "dlq_requests.biller", charged] == [one.subject for one in settled.sendings]
     assert ["contract_violation: payload.cents: Expected `int`, got `str`"] == [reason for _, reason in settled.terms]
+
+
+def test_a_context_that_was_kept_opens_no_transaction(bench: Bench) -> None:
+    """Neither in the next handler, nor after the batch, nor first of all in a thread."""
+    kept: list[Any] = []
+    said: list[str] = []
+
+    def use(ctx: Any) -> None:
+        try:
+            ctx.tx.execute("SELECT 1")
+        except Refused as error:
+            said.append(error.message)
+
+    def handle(ctx: Any, order: dict[str, Any]) -> None:
+        for context in kept:
+            use(context)
+        thread = threading.Thread(target=use, args=(ctx,))
+        thread.start()
+        thread.join()
+        ctx.tx.execute("SELECT 1")
+        kept.append(ctx)
+
+    bench.agent.handlers.clear()
+    bench.agent.on(SUBJECT)(handle)
+    bench.commit(message(1, "a"), message(2, "b"))
+    use(kept[-1])
+    first, over = "ctx.tx is first used in a thread", "ctx.tx was used after its transaction had ended"
+    assert [first, over, first, over] == said

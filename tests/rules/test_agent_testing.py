@@ -289,7 +289,7 @@ def test_wrong_uses_of_the_context_say_what_to_do() -> None:
         assert "entered once" in t.send("twice", {}).error
         assert "comes before ctx.tx" in t.send("late", {}).error
         assert "cannot be recorded" in t.send("odd", {}).error
-        assert "not authorized" in t.send("commit", {}).error
+        assert "may not end or begin the ledger's transaction" in t.send("commit", {}).error
 
 
 def test_effects_are_plain_values() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from oncewire.agent.context import Context
+from oncewire.agent.context import Context, History
 from oncewire.agent.effects import Effect, effects_of
 from oncewire.contracts import ids
 from oncewire.contracts.blocks import Announcement, Outcome
@@ -29,7 +29,7 @@ from oncewire.errors import Corrupt, Refused
 from oncewire.jetstream.losses import INCARNATION
 from oncewire.jetstream.protocol import parse_headers, parse_time_ns
 from oncewire.ledger.rules import Entry
-from oncewire.ledger.store import Block, Store
+from oncewire.ledger.store import Block
 
 if TYPE_CHECKING:
     from oncewire.agent.agent import Agent
@@ -57,11 +57,11 @@ class Adapted:
             raise Refused("an adapter's methods are `def`", hint="Use `@agent.on` with an `async def` to wait.")
 
     def receive(self, ctx: Context, payload: dict[str, Any]) -> list[Effect]:  # noqa: ARG002 - the handler's shape
-        self.catch_up(ctx.store)
+        self.catch_up(ctx.history)
         return effects_of(self.adapter.receive(ctx.envelope))
 
     def tick(self, ctx: Context) -> list[Effect]:
-        self.catch_up(ctx.store)
+        self.catch_up(ctx.history)
         tick = getattr(self.adapter, "tick", None)
         return effects_of(tick(ctx.ts)) if tick else []
 
@@ -75,13 +75,13 @@ class Adapted:
 
     # ---- the fold
 
-    def catch_up(self, store: Store) -> None:
+    def catch_up(self, history: History) -> None:
         """Apply what was settled since, by whichever process."""
-        head = store.head().number
+        head = history.head().number
         if self.seen > head:  # a ledger that is not the one from before
             self.adapter, self.seen = self._make(), 0
         while self.seen < head:
-            block = store.block(self.seen + 1)
+            block = history.block(self.seen + 1)
             if block is None:
                 raise Corrupt(f"block {self.seen + 1} of the ledger is not there: the state cannot be rebuilt")
             self._apply(block)

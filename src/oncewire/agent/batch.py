@@ -17,6 +17,7 @@ published before the message is settled.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -205,6 +206,7 @@ class GroupCommit:
         """Open the transaction and see which of the inputs are settled already. With `may_wait` those whose handler
         waits outside are only looked up: they are claimed when it comes back."""
         self.store.begin()
+        self._work.thread = threading.get_ident()
         later = [item for item in items if _waits(item)] if may_wait and _has_async(items) else []
         now = [item for item in items if not _waits(item)] if later else items
         keys, at_keys = columns(now, Item, "key", "at_key")
@@ -318,7 +320,7 @@ class GroupCommit:
         elif item.handler.is_async:
             self.out.later.append(item)
         else:
-            self._handle(item, context_of(item, self._work, is_async=False), UNREAD)
+            self._handle(item, context_of(item, self._work), UNREAD)
 
     def _again(self, item: Item, block: int) -> None:
         """The same position again: nothing to add, its effects may still be on their way."""
@@ -356,7 +358,7 @@ class GroupCommit:
         inputs, places, subjects_, handlers = columns(items, Item, "input", "delivery", "subject", "handler")
         envelopes, identities = columns(inputs, Input, "envelope", "identity")
         at = columns(places, Delivery, "stream", "sequence", "consumer", "deliveries")
-        contexts = map(Context, envelopes, identities, subjects_, *at, repeat(self._work), repeat(False))
+        contexts = map(Context, envelopes, identities, subjects_, *at, repeat(self._work))
         payloads = repeat(UNREAD)
         if len(distinct(handlers)) == 1:
             payloads = handlers[0].decode_all(columns(envelopes, RuntimeEnvelope, "payload")[0])
@@ -369,6 +371,7 @@ class GroupCommit:
         start, late = len(sendings), len(self.delayed)
         envelope = context.envelope
         _set_trace_id(envelope.trace_id)
+        work.context = context
         try:
             if self.limits.around is None:
                 returned = handler.run(context, handler.decode(envelope.payload) if payload is UNREAD else payload)
@@ -384,7 +387,9 @@ class GroupCommit:
             work.finish(is_good=False)
             self.fail(item, error)
             return
-        if work.is_open:
+        if work.opened is None:
+            work.context = None
+        else:
             work.finish(is_good=True)  # an error here is the store's, not the handler's
         self._done.append(item)
         self._done_effects.append(len(sendings) - start)
@@ -523,7 +528,7 @@ def _waits(item: Item) -> bool:
     return item.handler is not None and item.handler.is_async and bool(item.key)
 
 
-def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
+def context_of(item: Item, work: Any) -> Context:
     assert item.input is not None
     input_, at = item.input, item.delivery
     return Context(
@@ -535,7 +540,6 @@ def context_of(item: Item, work: Any, *, is_async: bool) -> Context:
         at.consumer,
         at.deliveries,
         work,
-        is_async,
     )
 
 

@@ -7,52 +7,110 @@ come in through `once`, whose result is recorded.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from threading import get_ident
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
 from oncewire.agent.effects import derived_hex
 from oncewire.contracts.runtime import RuntimeEnvelope
 from oncewire.errors import Refused
-from oncewire.ledger.store import Store
+from oncewire.ledger.rules import Head
+from oncewire.ledger.store import Block, Store
+from oncewire.ledger.tx import Tx, ended
+
+
+class History(Protocol):
+    """The blocks that the ledger held before this input's transaction, and nothing else of it."""
+
+    def head(self) -> Head: ...
+    def block(self, number: int) -> Block | None: ...
 
 
 class Work(Protocol):
     """The runtime behind a context: the transaction, and the results of calls."""
 
     @property
-    def store(self) -> Any: ...
-    def open_tx(self) -> Any: ...
-    def section(self) -> Any: ...
-    async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def history(self) -> History: ...
+    def tx(self, context: Context) -> Tx | Section: ...
+    def once(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Coroutine[Any, Any, Any]: ...
 
 
 class SyncWork:
-    """The transaction behind a `def` handler: a savepoint opens on the first use of `ctx.tx`."""
+    """The transaction behind the `def` handlers of a batch: for each a savepoint, which opens when it first uses
+    `ctx.tx`."""
 
-    __slots__ = ("is_open", "store")
+    __slots__ = ("_store", "context", "history", "opened", "thread")
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        self.is_open = False
+        self._store = store
+        self.history = StoredHistory(store)
+        self.context: Context | None = None
+        """Whose handler runs. Contexts that were kept from before open nothing."""
+        self.thread = 0
+        """Where handlers run: no other thread opens a savepoint, perhaps when its handler has just returned."""
+        self.opened: Tx | None = None
 
-    def open_tx(self) -> Any:
-        if not self.is_open:
-            self.store.savepoint()
-            self.is_open = True
-        return self.store.connection
+    def tx(self, context: Context) -> Tx:
+        if context is not self.context:
+            raise ended()
+        if self.opened is None:
+            if get_ident() != self.thread:
+                raise Refused("ctx.tx is first used in a thread", hint="Use it once in the handler itself before.")
+            self.opened = self._store.savepoint()
+        return self.opened
 
-    def section(self) -> Any:
-        raise Refused("a `def` handler uses ctx.tx directly")
-
-    async def once(self, *_: object) -> Any:
-        raise Refused("ctx.once needs an `async def` handler")
+    def once(self, *_: object) -> Coroutine[Any, Any, Any]:
+        raise Refused(
+            "ctx.once needs an `async def` handler", hint="A `def` handler holds the transaction: it must not wait."
+        )
 
     def finish(self, *, is_good: bool) -> None:
-        if self.is_open:
-            self.is_open = False
-            (self.store.keep if is_good else self.store.undo)()
+        self.context = None
+        if self.opened is not None:
+            self.opened = None
+            (self._store.keep if is_good else self._store.undo)()
+
+
+class Section:
+    """`async with ctx.tx as tx:` in an `async def` handler. Entered when it is its turn; what it wrote goes when it
+    raises, whether or not the handler goes on."""
+
+    __slots__ = ("_enter", "_leave", "_tx")
+
+    def __init__(self, enter: Callable[[], Awaitable[Tx]], leave: Callable[[bool], None]) -> None:
+        self._enter = enter
+        self._leave = leave
+
+    async def __aenter__(self) -> Tx:
+        self._tx = await self._enter()
+        return self._tx
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._tx.leave()
+        self._leave(kind is None)
+
+    def __enter__(self) -> NoReturn:
+        raise Refused("an `async def` handler writes in `async with ctx.tx as tx:`", hint="Write `async with`.")
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"an `async def` handler writes in `async with ctx.tx as tx:`, and there calls tx.{name}")
+
+
+class StoredHistory:
+    """The history in a store."""
+
+    __slots__ = ("block", "head")
+
+    def __init__(self, store: Store) -> None:
+        self.head = store.head
+        self.block = store.block
 
 
 class Context(msgspec.Struct, eq=False):
@@ -66,7 +124,6 @@ class Context(msgspec.Struct, eq=False):
     consumer: str
     deliveries: int
     _work: Work
-    _is_async: bool
     _random: random.Random | None = None
     _ids: int = 0
 
@@ -89,14 +146,14 @@ class Context(msgspec.Struct, eq=False):
 
     @property
     def tx(self) -> Any:
-        """The ledger's own transaction. In a `def` handler the driver's connection; in an `async def` handler
-        `async with ctx.tx as tx:` as the last section before the return."""
-        return self._work.section() if self._is_async else self._work.open_tx()
+        """This input's part of the ledger's transaction: statements as the driver has them, until the handler ends. In
+        an `async def` handler it is entered, `async with ctx.tx as tx:`, as the last section before the return."""
+        return self._work.tx(self)
 
     @property
-    def store(self) -> Any:
-        """The ledger that holds this input's transaction, for those who read what was settled before."""
-        return self._work.store
+    def history(self) -> History:
+        """What was settled before this input, for those who build their state from it."""
+        return self._work.history
 
     @property
     def random(self) -> random.Random:
@@ -114,14 +171,10 @@ class Context(msgspec.Struct, eq=False):
         """The idempotency key to hand to the other side of a call: the same for every attempt at this input."""
         return derived_hex(self.identity, f"key:{name}")
 
-    async def once(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def once(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call outside and record the result, in a commit of its own, before going on. A redelivery gets the recorded
         result; a crash inside the call runs it again, so hand `ctx.key(name)` to the other side."""
-        if not self._is_async:
-            raise Refused(
-                "ctx.once needs an `async def` handler", hint="A `def` handler holds the transaction: it must not wait."
-            )
-        return await self._work.once(name, fn, args, kwargs)
+        return self._work.once(name, fn, args, kwargs)
 
 
 def encode_result(result: object) -> bytes:

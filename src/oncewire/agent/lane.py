@@ -23,9 +23,10 @@ from oncewire import logs
 from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
 from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
-from oncewire.agent.context import encode_result, run_call
+from oncewire.agent.context import Section, encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
 from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
+from oncewire.ledger.tx import Tx, ended
 
 SECTIONS_MAX = 64
 """So many sections share one commit."""
@@ -48,35 +49,56 @@ class Task:
         self.token = token
         self.max_deliver = max_deliver
         self.running: asyncio.Task[None] | None = None
-        self.turn: asyncio.Future[Any] | None = None
+        self.turn: asyncio.Future[Tx] | None = None
+        self.undone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Its section raised, or was given up before its turn: nothing of it stays."""
         self.finished: asyncio.Future[list[Effect]] = asyncio.get_running_loop().create_future()
-        self.has_section = False
+        self.is_inside = False
         self.begun = time.monotonic()
         self.began_ns = time.time_ns()
 
     # ---- what the context needs
 
     @property
-    def store(self) -> Any:
+    def history(self) -> Any:
         raise Refused("an `async def` handler does not hold the ledger")
 
-    def open_tx(self) -> Any:
-        raise Refused("an `async def` handler writes in `async with ctx.tx as tx:`")
+    def tx(self, _: object) -> Section:
+        return Section(self._enter, self._leave)
 
-    def section(self) -> Any:
-        return self._section()
-
-    @contextlib.asynccontextmanager
-    async def _section(self) -> Any:
-        if self.has_section:
+    async def _enter(self) -> Tx:
+        if self.finished.done():
+            raise ended()
+        if self.turn is not None:
             raise Refused("ctx.tx is entered once, as the last section", hint="Put all writes into one block.")
-        self.has_section = True
         self.turn = asyncio.get_running_loop().create_future()
         self.lane.ask(self)
-        yield await self.turn
+        try:
+            tx = await self.turn
+        except BaseException:
+            self._leave(is_good=False)
+            raise
+        self.is_inside = True
+        return tx
+
+    def _leave(self, is_good: bool) -> None:
+        self.is_inside = False
+        if not is_good and not self.undone.done():
+            self.undone.set_result(None)
+
+    @property
+    def has_section(self) -> bool:
+        """Whether it waits for its turn to write, or has written what may stay."""
+        return self.turn is not None and not self.undone.done()
+
+    def refuse_turn(self) -> None:
+        """It is settled: a background task of it that still asks to write is too late."""
+        if self.turn is not None and not self.turn.done():
+            self.turn.set_exception(ended())
+            self.turn.exception()
 
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.has_section:
+        if self.turn is not None:
             raise Refused("ctx.once comes before ctx.tx", hint="The section holds the transaction: it must not wait.")
         recorded = await self.lane.read_call(self.item.key, name)
         if recorded is None:
@@ -111,7 +133,7 @@ class Task:
         handler, input_ = self.item.handler, self.item.input
         assert handler is not None
         assert input_ is not None
-        context = context_of(self.item, self, is_async=True)
+        context = context_of(self.item, self)
         logs.trace_id.set(input_.envelope.trace_id)
         try:
             async with asyncio.timeout(timeout_s) as limit:
@@ -224,6 +246,7 @@ class Lane:
     def _drop(self, task: Task) -> None:
         """It has left the lane; its message is settled by whoever calls this."""
         self._tasks.pop(task.item.message.reply, None)
+        task.refuse_turn()
         key = task.item.key
         self._keys[key] -= 1
         if not self._keys[key]:
@@ -268,7 +291,9 @@ class Lane:
         asking, self._asking = self._asking[:count], self._asking[count:]
         if self._asking or self._singly:
             self.wake()
-        return finished, [task for task in asking if self._tasks.get(task.item.message.reply) is task]
+        return finished, [
+            task for task in asking if self._tasks.get(task.item.message.reply) is task and task.has_section
+        ]
 
     async def _commit(self, finished: list[Task], asking: list[Task]) -> Settled:
         commits = self.commits
@@ -281,8 +306,9 @@ class Lane:
                 found = await commits.db(group.begin, [task.item for task in (*finished, *asking)])
                 for task in finished:
                     await self._settle(group, task, found)
-                for task in asking:
-                    await self._let_in(group, task, found)
+                for task in [*asking]:
+                    if not await self._let_in(group, task, found):
+                        asking.remove(task)
                 settled: Settled = await commits.db(group.end, commits.targets.last, marks)
             except BaseException:
                 commits.marks = marks + commits.marks
@@ -311,39 +337,52 @@ class Lane:
         except Exception as error:
             await self.commits.db(group.fail, task.item, error)
 
-    async def _let_in(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> None:
-        """One section: its writes and its outcome, or neither."""
+    async def _let_in(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> bool:
+        """One section: its writes and its outcome, or neither. False when its section was undone and it is still
+        running: it is settled in a later group, like one that wrote nothing."""
         assert task.turn is not None
         commits = self.commits
         if await self._is_settled(group, task, found):
             await task.end()
-            return
+            return True
         if task.finished.done():  # it ran out of time while it waited for its turn
             await self._settle(group, task, found)
-            return
-        await commits.db(commits.store.savepoint)
-        task.turn.set_result(commits.store.connection)
+            return True
+        if task.turn.done():
+            return False
+        task.turn.set_result(await commits.db(commits.store.savepoint))
         try:
-            effects = await self._section_of(task)
-            await self._resolve(effects)
-            await commits.db(group.finish_async, task.item, effects)
+            await self._section_of(task)
+            if not task.undone.done():
+                effects = task.finished.result()
+                await self._resolve(effects)
+                await commits.db(group.finish_async, task.item, effects)
         except Exception as error:
             await task.end()
             await commits.db(commits.store.undo)
             await commits.db(group.fail, task.item, error)
-        else:
+            return True
+        if not task.undone.done():
             await commits.db(commits.store.keep)
+            return True
+        await commits.db(commits.store.undo)
+        if task.finished.done():
+            await self._settle(group, task, found)
+        return task.finished.done()
 
-    async def _section_of(self, task: Task) -> list[Effect]:
-        try:
-            async with asyncio.timeout(SECTION_S):
-                return await asyncio.shield(task.finished)
-        except TimeoutError:
-            if task.finished.done():
-                raise
+    async def _section_of(self, task: Task) -> None:
+        """Until the handler returns, or its section raised."""
+        ends: list[asyncio.Future[Any]] = [task.finished, task.undone]
+        await asyncio.wait(ends, timeout=SECTION_S, return_when=asyncio.FIRST_COMPLETED)
+        if not task.finished.done() and not task.undone.done():
             raise TimedOut(
                 f"ctx.tx was held for more than {SECTION_S:g} s", hint="Wait before the section, write inside it."
-            ) from None
+            )
+        if task.is_inside:
+            raise Refused(
+                "the handler returned before its section of ctx.tx had ended",
+                hint="Wait for what writes in it before the return.",
+            )
 
     async def _resolve(self, effects: list[Effect]) -> None:
         """Find the streams of effects beforehand: nothing waits for the network in the ledger's thread."""
@@ -367,6 +406,8 @@ class Lane:
 
     async def _finish(self, settled: Settled, tasks: list[Task]) -> None:
         """Publish and ack beside the next group; then the places are free."""
+        if not tasks:
+            return
         now = time.monotonic()
         self.commits.handling.observe_all([now - task.begun for task in tasks])
         await self.commits.finish_soon(tasks[0].pull, settled, [task.token for task in tasks])

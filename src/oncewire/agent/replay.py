@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from oncewire.agent.agent import Agent
-from oncewire.agent.context import Context
+from oncewire.agent.context import Context, Section
 from oncewire.agent.effects import Effect, effects_of, finished, message_of
-from oncewire.agent.handlers import find_handler
+from oncewire.agent.handlers import Handler, find_handler
 from oncewire.contracts import blocks, ids
 from oncewire.contracts.blocks import Announcement, Inputs, Outcome
 from oncewire.contracts.inputs import read_input
@@ -34,6 +34,7 @@ from oncewire.ledger import rules
 from oncewire.ledger.rules import Entry, Head, Ledger, Sending
 from oncewire.ledger.scratch import Scratch, TableDifference, open_scratch
 from oncewire.ledger.store import Block, Store
+from oncewire.ledger.tx import Tx
 
 SHOWN_CHARS = 200
 
@@ -196,25 +197,28 @@ class _Past:
 class _Work:
     """What stands behind a context: the scratch place, and the results that were recorded."""
 
-    def __init__(self, store: Store, scratch: Scratch, block: int, entry: Entry) -> None:
-        self.store = _Past(store, block)
+    def __init__(self, store: Store, scratch: Scratch, block: int, entry: Entry, handler: Handler | None) -> None:
+        self._is_async = handler is not None and handler.is_async
+        self.history = _Past(store, block)
         self._recorded = store
         self._scratch = scratch.store
         self._key = entry.key
-        self._is_open = False
+        self._tx: Tx | None = None
+        self._is_good = True
 
-    def open_tx(self) -> Any:
-        if not self._is_open:
-            self._scratch.savepoint()
-            self._is_open = True
-        return self._scratch.connection
+    def tx(self, _: Context) -> Tx | Section:
+        return Section(self._enter, self._leave) if self._is_async else self._open()
 
-    def section(self) -> Any:
-        return self._section()
+    def _open(self) -> Tx:
+        if self._tx is None:
+            self._tx = self._scratch.savepoint()
+        return self._tx
 
-    @contextlib.asynccontextmanager
-    async def _section(self) -> AsyncIterator[Any]:
-        yield self.open_tx()
+    async def _enter(self) -> Tx:
+        return self._open()
+
+    def _leave(self, is_good: bool) -> None:
+        self._is_good = is_good
 
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG002 - nobody is called
         recorded = self._recorded.call_result(self._key, name)
@@ -223,9 +227,9 @@ class _Work:
         return msgspec.json.decode(recorded)
 
     def finish(self, *, is_good: bool) -> None:
-        if self._is_open:
-            self._is_open = False
-            (self._scratch.keep if is_good else self._scratch.undo)()
+        if self._tx is not None:
+            self._tx = None
+            (self._scratch.keep if is_good and self._is_good else self._scratch.undo)()
 
 
 class _Replay:
@@ -258,7 +262,7 @@ class _Replay:
 
     async def _entry(self, number: int, entry: Entry, told: Inputs, stored: list[Sending]) -> Difference | None:
         for deliveries in range(1, self._agent.max_deliver + 1):
-            work = _Work(self._store, self._scratch, number, entry)
+            work = _Work(self._store, self._scratch, number, entry, find_handler(self._agent.handlers, entry.subject))
             try:
                 made = await self._handle(entry, told, deliveries, work)
             except Exception as error:  # whatever a handler raises: at some delivery it did not
@@ -293,7 +297,7 @@ class _Replay:
         input_ = read_input(entry.body, subject=entry.subject, origin=origin, carried=carried)
         context = Context(
             input_.envelope, input_.identity, entry.subject, entry.stream, entry.sequence, told.consumer, deliveries,
-            work, handler.is_async,
+            work,
         )  # fmt: skip
         returned = handler.run(context, handler.decode(input_.envelope.payload))
         if handler.is_async:
