@@ -1,4 +1,4 @@
-"""One suite for every driver that enqueue knows: the same promises on psycopg, asyncpg, SQLAlchemy and Django."""
+"""One suite for every driver that enqueue knows: the same promises on psycopg, asyncpg, SQLAlchemy, Django, ctx.tx."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -24,6 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
 from oncewire import errors, outbox
 from oncewire.contracts import MessageEnvelope, new_message
+from oncewire.ledger.postgres import PostgresStore
+from oncewire.ledger.sqlite import SqliteStore
 from tests.support.postgres import shared_postgres
 
 CONVERSATION = uuid.UUID("7c0f3a52-6a53-4b0e-8a55-0d3f1f1e7f10")
@@ -159,6 +162,26 @@ async def with_django(url: str, autocommit: bool) -> AsyncIterator[Opened]:
         connections[alias].close()
 
 
+@asynccontextmanager
+async def with_ledger(url: str, autocommit: bool, *, is_cursor: bool = False) -> AsyncIterator[Opened]:
+    """In a handler of an agent; one that is over has no transaction any more."""
+    store = PostgresStore(url)
+    store.open("default", "default", "writer")
+    try:
+        store.begin()
+        tx = store.savepoint()
+        given = tx.cursor(row_factory=psycopg.rows.dict_row) if is_cursor else tx
+        if autocommit:
+            store.keep()
+        yield Opened(given, is_async=False)
+        if not autocommit:
+            store.keep()
+        store.commit()
+    finally:
+        store.rollback()
+        store.close()
+
+
 DRIVERS: dict[str, Callable[[str, bool], Any]] = {
     "psycopg": with_psycopg,
     "psycopg cursor": with_psycopg_cursor,
@@ -170,6 +193,8 @@ DRIVERS: dict[str, Callable[[str, bool], Any]] = {
     "sqlalchemy async": with_sqlalchemy_async,
     "sqlalchemy async session": with_sqlalchemy_async_session,
     "django": with_django,
+    "ctx.tx": with_ledger,
+    "ctx.tx cursor": partial(with_ledger, is_cursor=True),
 }
 
 
@@ -228,7 +253,7 @@ async def test_a_rolled_back_transaction_leaves_nothing(driver: Driver) -> None:
 
 async def test_a_connection_that_commits_on_its_own_is_refused(driver: Driver) -> None:
     async with driver.opened(autocommit=True) as opened:
-        with pytest.raises(errors.Refused, match="committed on its own") as caught:
+        with pytest.raises(errors.Refused, match=r"committed on its own|its transaction had ended") as caught:
             await opened.enqueue()
         assert caught.value.hint
     assert await driver.contents() == []
@@ -317,6 +342,13 @@ async def test_the_wrong_twin_says_which_one_to_use() -> None:
 def test_what_is_no_connection_is_refused() -> None:
     with pytest.raises(errors.Refused, match="is no connection that enqueue knows"):
         outbox.enqueue(object(), CONVERSATION, role="user", content="x")
+    store = SqliteStore(":memory:")
+    store.open("default", "default", "writer")
+    store.begin()
+    with pytest.raises(errors.Refused, match="a transaction of SQLite"):
+        outbox.enqueue(store.savepoint(), CONVERSATION, role="user", content="x")
+    store.rollback()
+    store.close()
 
 
 async def test_a_connection_that_is_closed_is_unavailable() -> None:

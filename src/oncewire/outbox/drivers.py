@@ -1,4 +1,5 @@
-"""Whose connection it is: psycopg, asyncpg, SQLAlchemy or Django, told by its type and without importing any of them.
+"""Whose connection it is: psycopg, asyncpg, SQLAlchemy, Django or an agent's `ctx.tx`, told by its type and without
+importing any of them.
 
 Each driver has its way to name parameters, to say whether a transaction is open, and to run a statement. A connection
 that would commit on its own is refused: a message must be committed with the rows that it tells about, or not at all.
@@ -49,6 +50,13 @@ def kind_of(connection: Any) -> str:
             return "async sqlalchemy" if is_async or "async" in one.__name__ else "sqlalchemy"
         if package in ("asyncpg", "django"):
             return package
+        if one.__name__ in ("PostgresTx", "PostgresCursor") and package == "oncewire":
+            return "ctx.tx"
+        if one.__name__ in ("SqliteTx", "SqliteCursor") and package == "oncewire":
+            raise Refused(
+                "this ctx.tx is a transaction of SQLite, and the outbox is in PostgreSQL",
+                hint="Give the agent a ledger in PostgreSQL: --store postgresql://…",
+            )
     raise Refused(
         f"{type(connection).__module__}.{type(connection).__name__} is no connection that enqueue knows",
         hint="Pass a connection or cursor of psycopg 3, asyncpg, SQLAlchemy or Django; or call the SQL function.",
@@ -98,9 +106,7 @@ def _refuse_autocommit(what: str, remedy: str) -> Refused:
 
 def _psycopg(given: Any, statement: Statement, values: Sequence[Any]) -> Records:
     _check_psycopg(given)
-    with _connection_of(given).cursor() as cursor:
-        cursor.execute(statement(lambda _: "%s"), values)
-        return _rows_of(cursor, cursor.fetchall())
+    return _ledger(given, statement, values)
 
 
 def _connection_of(given: Any) -> Any:
@@ -124,6 +130,12 @@ def _rows_of(cursor: Any, rows: Sequence[Any]) -> Records:
 
 def _field(row: Any, name: str) -> Any:
     return row[name] if isinstance(row, dict) else getattr(row, name)
+
+
+def _ledger(given: Any, statement: Statement, values: Sequence[Any]) -> Records:
+    with _connection_of(given).cursor() as cursor:
+        cursor.execute(statement(lambda _: "%s"), values)
+        return _rows_of(cursor, cursor.fetchall())
 
 
 def _sqlalchemy(given: Any, statement: Statement, values: Sequence[Any]) -> Records:
@@ -185,6 +197,7 @@ async def _async_sqlalchemy(given: Any, statement: Statement, values: Sequence[A
 
 _SYNC: dict[str, Callable[[Any, Statement, Sequence[Any]], Records]] = {
     "psycopg": _psycopg,
+    "ctx.tx": _ledger,
     "sqlalchemy": _sqlalchemy,
     "django": _django,
 }
