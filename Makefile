@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run demo test test-spark40 check format bench faults lock contracts reference advisories clean
+.PHONY: help env run demo test test-spark40 check format size bench faults lock contracts reference advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ check: $(STAMP) ## format, lint, types, import directions, rules tests: under a 
 format: $(STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+size: ## lines, settings, words, and what of it is there more than once
+	@$(PYTHON) scripts/size.py
 
 bench: $(STAMP) ## the benchmarks, each beside its yardstick in one run
 	@$(BIN)/python -m benchmarks
