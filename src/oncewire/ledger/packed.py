@@ -22,8 +22,6 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-FORMAT: Final = "3"
-"""Of a ledger. Another one is refused: it knows what is done under other names."""
 COMPRESSED_FROM: Final = 8 * 1024
 """Less than that takes as many pages either way."""
 _FRAME: Final = b"\x28\xb5\x2f\xfd"

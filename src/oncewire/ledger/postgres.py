@@ -33,16 +33,18 @@ from oncewire.errors import PermissionDenied, Refused, Unavailable
 from oncewire.ledger import keys as key_rules
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
-from oncewire.ledger.packed import FORMAT, pack
+from oncewire.ledger.packed import pack
 from oncewire.ledger.postgres_session import DISCARD_TEMPORARY, PROCESS_LOCKS, PostgresSession
 from oncewire.ledger.postgres_tx import PostgresTx, went_on
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
 from oncewire.ledger.store import (
+    FORMAT,
     Appended,
     Attempt,
     Block,
     Mark,
     RecentBlocks,
+    check_format,
     head_at,
     identity_keys,
     old_blocks,
@@ -105,11 +107,7 @@ class PostgresStore:
                     hint="Run `oncewire migrate`, with the same --schema.",
                 ) from None
             meta = dict(cursor.execute(self._session.sql["meta"]).fetchall())
-            if meta["format"] != FORMAT:
-                raise Refused(
-                    f"the ledger has format {meta['format']}, this version reads {FORMAT}",
-                    hint="Use the version of oncewire that wrote it.",
-                )
+            check_format("the ledger", meta["format"])
             self.ledger_id = meta["id"]
             if cursor.execute(self._session.sql["chain"], (self._agent,)).fetchone() is None:
                 # Only then: an insert would wait for a process that was stopped while it added a block.

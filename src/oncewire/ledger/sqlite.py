@@ -10,7 +10,6 @@ anything is written outside of it, and so is one that is open where the agent ha
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import sqlite3
 import sys
@@ -28,7 +27,7 @@ from oncewire.errors import Refused, Unavailable
 from oncewire.fields import columns
 from oncewire.ledger import rules
 from oncewire.ledger.keys import Place
-from oncewire.ledger.packed import FORMAT, pack
+from oncewire.ledger.packed import pack
 from oncewire.ledger.processes import is_alive, machine
 from oncewire.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Source
 from oncewire.ledger.sqlite_checkpoints import Checkpoints
@@ -36,11 +35,13 @@ from oncewire.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire.ledger.sqlite_keys import SqliteKeys
 from oncewire.ledger.sqlite_tx import SqliteTx
 from oncewire.ledger.store import (
+    FORMAT,
     Appended,
     Attempt,
     Block,
     Mark,
     RecentBlocks,
+    check_format,
     head_at,
     identity_keys,
     not_idle,
@@ -68,8 +69,6 @@ _PRAGMAS_IN_HANDLERS: Final = {
     "foreign_key_check", "integrity_check", "quick_check", "user_version", "application_id",
 }  # fmt: skip
 """With a value these ask, or write what a rollback takes back. Others change the connection for all later inputs."""
-
-_MADE: Final = re.compile(r"CREATE (?:TABLE|INDEX) IF NOT EXISTS (\w+)")
 
 _decode_sending = msgspec.msgpack.Decoder(Sending).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -157,18 +156,14 @@ class SqliteStore:
         self.ledger_id, self._chain = self.connection.execute(query, (agent,)).fetchone()
 
     def _check_format(self) -> None:
-        found = self.connection.execute("SELECT value FROM ledger_meta WHERE name = 'format'").fetchone()[0]
-        if found != FORMAT:
-            raise Refused(
-                f"the ledger {self.path} has format {found}, this version reads {FORMAT}",
-                hint="Use the version of oncewire that wrote it.",
-            )
+        stored = self.connection.execute("SELECT value FROM ledger_meta WHERE name = 'format'").fetchone()[0]
+        check_format(f"the ledger {self.path}", stored)
 
     def _is_prepared(self) -> bool:
-        there = {row[0] for row in self.connection.execute("SELECT name FROM sqlite_master")}
-        if set(_MADE.findall(_schema())) - there:
+        """All tables are made in one transaction: where one is, all are."""
+        if self.connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ledger_chains'").fetchone() is None:
             return False
-        query = "SELECT 1 FROM ledger_chains, ledger_meta WHERE agent = ? AND name = 'id'"
+        query = "SELECT 1 FROM ledger_chains WHERE agent = ?"
         return self.connection.execute(query, (self._agent,)).fetchone() is not None
 
     def _make(self) -> None:

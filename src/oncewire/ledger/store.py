@@ -24,13 +24,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncewire.contracts.blocks import Confirmed, Ranges, announcement_hash, read_announcement
-from oncewire.errors import ContractViolation, Corrupt
+from oncewire.errors import ContractViolation, Corrupt, Refused
 from oncewire.ledger.keys import Place
 from oncewire.ledger.packed import unpack
 from oncewire.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key
 from oncewire.ledger.tx import Tx
 from oncewire.masking import mask_url
 
+FORMAT: Final = "1"
+"""Of a ledger: its tables, and the bytes in them."""
 RECENT_BLOCKS: Final = 4
 
 
@@ -91,6 +93,15 @@ def not_idle(url: str) -> Corrupt:
         hint="Something besides the agent uses the ledger's connection. Find it, then start the agent again: it has "
         "published nothing that is not committed.",
     )
+
+
+def check_format(ledger: str, stored: str) -> None:
+    """A ledger of another format is neither read nor written."""
+    if stored != FORMAT:
+        raise Refused(
+            f"{ledger} has format {stored}, this version reads format {FORMAT}",
+            hint="Use the version of oncewire that wrote it.",
+        )
 
 
 def old_blocks(store: Store, before_ms: int, blocks_max: int) -> list[Block]:
