@@ -79,7 +79,7 @@ contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI documen
 	@$(BIN)/oncewire contracts export --out docs/schemas
 	@$(BIN)/oncewire topology export --out docs/asyncapi.json
 
-reference: $(STAMP) ## write docs/reference anew from the code
+reference: $(STAMP) ## write docs/reference and infra/scripts/create-outbox.sql from the code
 	@$(BIN)/python scripts/reference.py
 
 LOCK := uv pip compile -q --universal --generate-hashes --python-version 3.11 --all-extras --group dev --no-annotate

@@ -66,8 +66,8 @@ WITH made AS (
             FROM generate_series(0, $1::int - 1) n
         RETURNING id, conversation_id, sequence
 )
-INSERT INTO message_outbox (conversation_id, sequence, message_id, dedupe_id, body_bytes)
-    SELECT conversation_id, sequence, id, gen_random_uuid(), 2300 FROM made
+INSERT INTO message_outbox (conversation_id, sequence, message_id, body_bytes)
+    SELECT conversation_id, sequence, id, 2300 FROM made
 """
 
 

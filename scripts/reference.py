@@ -1,4 +1,5 @@
-"""Writes docs/reference from the code: commands, settings, errors, metrics. `make reference`; a test sees drift."""
+"""Writes what is made of the code: docs/reference (commands, settings, errors, metrics) and the outbox as one SQL file,
+under the name that the realtime protocol gives it. `make reference`; a test sees drift."""
 
 from __future__ import annotations
 
@@ -13,16 +14,23 @@ import click
 
 from oncewire import errors, settings
 from oncewire.cli import NOUNS, face, main
+from oncewire.database import migrate
 from oncewire.http.rules import answer_of
 from oncewire.metrics.table import PARTS
 
-FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+ROOT = Path(__file__).parents[1]
 MADE = "<!-- Made by `make reference` from the code: change it there. -->"
 
 
 def pages() -> dict[str, str]:
-    """Each page by its file name."""
-    return {"cli.md": _cli(), "settings.md": _settings(), "errors.md": _errors(), "metrics.md": _metrics()}
+    """Each file's text by its path in the project."""
+    return {
+        "docs/reference/cli.md": _cli(),
+        "docs/reference/settings.md": _settings(),
+        "docs/reference/errors.md": _errors(),
+        "docs/reference/metrics.md": _metrics(),
+        "infra/scripts/create-outbox.sql": _outbox(),
+    }
 
 
 def _page(title: str, *parts: str) -> str:
@@ -166,8 +174,20 @@ def _metrics() -> str:
     )
 
 
+# ---- SQL
+
+
+def _outbox() -> str:
+    told = (
+        "-- Made by `make reference` from src/oncewire/outbox/sql: change it there.\n"
+        "-- The tables and functions of the outbox. `oncewire migrate` applies the same, and the ledger's tables too.\n"
+        "-- Either may be run again, and after the other.\n\n"
+    )
+    return told + migrate.script(parts=("outbox",))
+
+
 if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
-        (FOLDER / name).write_text(text, "utf-8")
-        click.echo(f"written: docs/reference/{name}")
+        (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+        (ROOT / name).write_text(text, "utf-8")
+        click.echo(f"written: {name}")

@@ -1,4 +1,4 @@
-"""docs/reference says what the code says."""
+"""docs/reference and the SQL file of the outbox say what the code says."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ spec.loader.exec_module(reference)
 
 @pytest.mark.parametrize(("name", "text"), reference.pages().items(), ids=list(reference.pages()))
 def test_a_page_is_as_the_code_would_write_it(name: str, text: str) -> None:
-    assert text == (reference.FOLDER / name).read_text("utf-8"), "run `make reference`"
+    assert text == (reference.ROOT / name).read_text("utf-8"), "run `make reference`"

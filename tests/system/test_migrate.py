@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import uuid
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -19,6 +20,7 @@ from oncewire.errors import Corrupt, Refused
 from oncewire.outbox import enqueue_async
 from tests.support.postgres import shared_postgres
 
+CREATE_OUTBOX = Path(__file__).parents[2] / "infra" / "scripts" / "create-outbox.sql"
 _serial = itertools.count(1)
 
 
@@ -40,7 +42,7 @@ async def tables(url: str, schema: str = "public") -> set[str]:
 async def test_a_second_migration_changes_nothing(url: str) -> None:
     first = await migrate.migrate(url)
     assert {"conversations", "message_outbox", "outbox_messages"} <= await tables(url)
-    assert [one.title for one in first][:3] == ["outbox 001 conversations", "outbox 002 messages", "outbox 003 traces"]
+    assert [migration.title for migration in first] == ["outbox 001 outbox", "ledger 001 ledger"]
     assert await migrate.migrate(url) == []
 
 
@@ -68,23 +70,6 @@ async def test_a_schema_of_its_own_holds_tables_and_functions(url: str) -> None:
 
 
 ENQUEUE = "SELECT sequence FROM enqueue_conversation_message('00000000-0000-0000-0000-000000000001', 'user', $1)"
-
-
-async def test_rows_of_before_keep_their_places_when_checks_become_types(url: str, monkeypatch: Any) -> None:
-    older = [one for one in migrate.migrations() if (one.part, one.number) < ("outbox", 4)]
-    with monkeypatch.context() as patched:
-        patched.setattr(migrate, "migrations", lambda: older)
-        await migrate.migrate(url)
-    async with connected(url) as connection:
-        await connection.fetchval(ENQUEUE, "before")
-    await migrate.migrate(url)
-    async with connected(url) as connection:
-        assert await connection.fetchval(ENQUEUE, "after") == 2
-        rows = await connection.fetch(
-            "SELECT m.content, o.dedupe_id = m.id AS is_own FROM conversation_messages m"
-            " JOIN message_outbox o ON o.message_id = m.id WHERE o.status <> 'dispatched' ORDER BY m.sequence"
-        )
-    assert [tuple(row) for row in rows] == [("before", False), ("after", True)]
 
 
 @pytest.mark.parametrize(
@@ -115,11 +100,54 @@ async def test_an_odd_schema_is_refused(url: str, schema: str) -> None:
 
 
 @pytest.mark.parametrize("schema", ["", "messaging"])
-async def test_the_script_does_what_migrate_does(url: str, schema: str) -> None:
-    connection = await asyncpg.connect(url)
-    await connection.execute(migrate.script(schema))
-    await connection.close()
+async def test_the_script_does_what_migrate_does_and_can_be_run_again(url: str, schema: str) -> None:
+    for _ in range(2):
+        connection = await asyncpg.connect(url)
+        await connection.execute(migrate.script(schema))
+        await connection.close()
     assert await migrate.migrate(url, schema) == []
+    async with connected(url) as connection, connection.transaction():
+        assert (await enqueue_async(connection, uuid.uuid4(), role="user", content="x", schema=schema)).sequence == 1
+
+
+async def test_the_script_can_be_run_after_migrate_and_by_several_at_once(url: str) -> None:
+    await migrate.migrate(url)
+
+    async def run_script() -> None:
+        connection = await asyncpg.connect(url)
+        await connection.execute(migrate.script())
+        await connection.close()
+
+    await asyncio.gather(*(run_script() for _ in range(3)))
+
+
+async def test_a_script_of_a_changed_file_is_refused(url: str) -> None:
+    await migrate.migrate(url)
+    async with connected(url) as connection:
+        await connection.execute("UPDATE oncewire_migrations SET checksum = 'other' WHERE part = 'ledger'")
+    with pytest.raises(Corrupt, match="ledger 001"):
+        async with connected(url) as connection:
+            await connection.execute(migrate.script())
+
+
+async def test_a_statement_that_fails_leaves_nothing_of_its_migration(url: str) -> None:
+    """A table of the application's own is in the way: no other table is made, and the next attempt begins anew."""
+    async with connected(url) as connection:
+        await connection.execute("CREATE TABLE relay_state ()")
+    with pytest.raises(Refused, match="relay_state"):
+        await migrate.migrate(url)
+    assert await tables(url) == {"relay_state"}
+    async with connected(url) as connection:
+        await connection.execute("DROP TABLE relay_state")
+    assert len(await migrate.migrate(url)) == len(migrate.migrations())
+
+
+async def test_the_file_that_the_realtime_protocol_names_makes_the_outbox(url: str) -> None:
+    connection = await asyncpg.connect(url)
+    await connection.execute(CREATE_OUTBOX.read_text())
+    await connection.close()
+    assert {"conversations", "message_outbox", "outbox_messages", "oncewire_migrations"} <= await tables(url)
+    assert [migration.part for migration in await migrate.migrate(url)] == ["ledger"]
 
 
 async def run(*args: str, url: str = "") -> Any:
@@ -129,7 +157,7 @@ async def run(*args: str, url: str = "") -> Any:
 
 async def test_the_command_tells_what_it_applied(url: str) -> None:
     told = await run("--json", url=url)
-    assert json.loads(told.output)["applied"][0] == "outbox 001 conversations"
+    assert json.loads(told.output)["applied"][0] == "outbox 001 outbox"
     again = await run(url=url)
     assert (again.exit_code, again.output.endswith("is up to date\n")) == (0, True)
 

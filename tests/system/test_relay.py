@@ -106,8 +106,8 @@ async def test_each_message_is_an_envelope_and_carries_the_relays_headers(place:
     stored = await place.client.get_last(STREAM, f"chat.events.{one}")
     envelope = decode_realtime(stored.payload)
     ((epoch, dedupe_id),) = await place.rows(
-        """SELECT epoch, replace(dedupe_id::text, '-', '')
-            FROM conversations c JOIN message_outbox o ON o.conversation_id = c.id"""
+        """SELECT epoch, replace(m.id::text, '-', '')
+            FROM conversations c JOIN conversation_messages m ON m.conversation_id = c.id"""
     )
     assert key_in(stored.headers) == Key(epoch, 1, dedupe_id)
     assert stored.headers["Oncewire-Tenant"] == "acme"

@@ -1,7 +1,9 @@
-"""Migrations: numbered `.sql` files of each part, applied once, in order, each in its own transaction.
+"""Migrations: numbered `.sql` files of each part, applied once, in order, each as a whole or not at all.
 
-What was applied is recorded with its checksum: a file that changed afterwards is refused, since nobody could say which
-of the two the database has. Several processes may migrate at once; an advisory lock lets one go first.
+A migration is wrapped in a DO block that looks whether it was applied, applies it, and records it with its checksum. So
+the printed script and `migrate` are the same statements, and both can be run again. A file that changed after it was
+applied is refused, since nobody could say which of the two the database has. Several processes may migrate at once; an
+advisory lock lets one go first.
 """
 
 from __future__ import annotations
@@ -14,20 +16,46 @@ from typing import Any
 import msgspec
 
 from oncewire.database.postgres import connected, quote_name
-from oncewire.errors import Corrupt
 
 LOCK = 0x6F6E6365  # "once"
 PARTS = ("outbox", "ledger")
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS oncewire_migrations (
-    part text NOT NULL,
-    number integer NOT NULL,
-    name text NOT NULL,
-    checksum text NOT NULL,
-    applied_at timestamptz NOT NULL DEFAULT now(),
-    PRIMARY KEY (part, number)
-)"""
+_TABLE = f"""\
+DO $oncewire$
+BEGIN
+    PERFORM pg_advisory_xact_lock({LOCK});
+    CREATE TABLE IF NOT EXISTS oncewire_migrations (
+        part text NOT NULL,
+        number integer NOT NULL,
+        name text NOT NULL,
+        checksum text NOT NULL,
+        applied_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (part, number)
+    );
+END
+$oncewire$;
+"""
+# The fields are our own file names and digests. The file may hold dollar quotes of its own ($$).
+_BLOCK = """\
+DO $oncewire$
+DECLARE
+    v_checksum text;
+BEGIN
+    PERFORM pg_advisory_xact_lock({lock});
+    SELECT checksum INTO v_checksum FROM oncewire_migrations WHERE part = '{part}' AND number = {number};
+    IF v_checksum = '{checksum}' THEN
+        RETURN;
+    ELSIF v_checksum IS NOT NULL THEN
+        RAISE EXCEPTION 'migration {title} was applied in another form' USING ERRCODE = 'OW500',
+            HINT = 'This database was migrated by another version of the file: compare before you go on.';
+    END IF;
+    INSERT INTO oncewire_migrations (part, number, name, checksum)
+        VALUES ('{part}', {number}, '{name}', '{checksum}');
+
+{sql}
+END
+$oncewire$;
+"""
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -46,6 +74,19 @@ class Migration(msgspec.Struct, frozen=True):
     def checksum(self) -> str:
         return hashlib.sha256(self.sql.encode()).hexdigest()
 
+    @property
+    def statement(self) -> str:
+        """Applies it where that was not done, and does nothing where it was."""
+        return _BLOCK.format(
+            lock=LOCK,
+            part=self.part,
+            number=self.number,
+            name=self.name,
+            title=self.title,
+            checksum=self.checksum,
+            sql=self.sql,
+        )
+
 
 def migrations(parts: Sequence[str] = PARTS) -> list[Migration]:
     """All files of the parts, in the order in which they are applied."""
@@ -55,46 +96,35 @@ def migrations(parts: Sequence[str] = PARTS) -> list[Migration]:
             number, _, name = path.name.partition("_")
             if number.isdigit() and name.endswith(".sql"):
                 found.append(Migration(part, int(number), name.removesuffix(".sql"), path.read_text()))
-    return sorted(found, key=lambda one: (parts.index(one.part), one.number))
+    return sorted(found, key=lambda migration: (parts.index(migration.part), migration.number))
 
 
-def script(schema: str = "") -> str:
-    """All migrations as one text, for those who apply SQL by their own means."""
+def script(schema: str = "", parts: Sequence[str] = PARTS) -> str:
+    """All migrations as one text, for those who apply SQL by their own means. It can be run again."""
     name = quote_name(schema) if schema else ""
-    head = f"CREATE SCHEMA IF NOT EXISTS {name};\nSET search_path = {name};\n" if schema else ""
-    parts = [f"-- {one.title}\nBEGIN;\n{one.sql}\n{_record(one)}\nCOMMIT;" for one in migrations()]
-    return head + _TABLE.strip() + ";\n\n" + "\n\n".join(parts) + "\n"
-
-
-def _record(one: Migration) -> str:
-    """As a text, since `script` has no parameters; all parts are our own file names."""
-    values = f"'{one.part}', {one.number}, '{one.name}', '{one.checksum}'"
-    return f"INSERT INTO oncewire_migrations (part, number, name, checksum) VALUES ({values});"  # noqa: S608
+    head = [f"CREATE SCHEMA IF NOT EXISTS {name};\nSET search_path = {name};\n"] if schema else []
+    steps = [f"-- {migration.title}\n{migration.statement}" for migration in migrations(parts)]
+    return "\n".join([*head, _TABLE, *steps])
 
 
 async def migrate(url: str, schema: str = "") -> list[Migration]:
     """Apply what is missing; return what was applied."""
     async with connected(url, cache_statements=False) as connection:
-        return [one for one in migrations() if await _apply(connection, one, schema)]
+        return [migration for migration in migrations() if await _apply(connection, migration, schema)]
 
 
-async def _apply(connection: Any, one: Migration, schema: str) -> bool:
-    """Lock, path and record end with the transaction: behind a pooler the next one may have another connection."""
+async def _apply(connection: Any, migration: Migration, schema: str) -> bool:
+    """Lock and path end with the transaction: behind a pooler the next one may have another connection."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock($1)", LOCK)
         if schema:
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
             await connection.execute(f"SET LOCAL search_path = {quote_name(schema)}")
         await connection.execute(_TABLE)
-        found = await connection.fetchval(
-            "SELECT checksum FROM oncewire_migrations WHERE part = $1 AND number = $2", one.part, one.number
+        is_there = await connection.fetchval(
+            "SELECT EXISTS (SELECT FROM oncewire_migrations WHERE part = $1 AND number = $2)",
+            migration.part,
+            migration.number,
         )
-        if found is None:
-            await connection.execute(one.sql)
-            await connection.execute(_record(one))
-        elif found != one.checksum:
-            raise Corrupt(
-                f"migration {one.title} was applied in another form",
-                hint="This database was migrated by another version of the file: compare before you go on.",
-            )
-    return found is None
+        await connection.execute(migration.statement)
+    return not is_there

@@ -36,6 +36,7 @@ _BY_STATE: dict[str, type[OncewireError]] = {
     "OW403": PermissionDenied,
     "OW409": Conflict,
     "OW413": TooLarge,
+    "OW500": Corrupt,
     "28": AuthenticationFailed,
     "42501": PermissionDenied,
     "23": Conflict,

@@ -54,12 +54,12 @@ WITH open AS MATERIALIZED (
         FROM unnest($1::text[]::uuid[]) WITH ORDINALITY AS k (id, place)
         JOIN conversations c ON c.id = k.id
         CROSS JOIN LATERAL (
-            SELECT m.id, m.sequence, m.message_id, m.dedupe_id, m.body_bytes, m.traceparent FROM message_outbox m
+            SELECT m.id, m.sequence, m.message_id, m.body_bytes, m.traceparent FROM message_outbox m
                 WHERE m.conversation_id = k.id AND m.status <> 'dispatched' ORDER BY m.sequence LIMIT $2
         ) o
         WINDOW at AS (ORDER BY k.place, o.sequence ROWS UNBOUNDED PRECEDING)
 )
-SELECT o.place, o.id, o.sequence, replace(o.dedupe_id::text, '-', ''), o.epoch, o.tenant,
+SELECT o.place, o.id, o.sequence, replace(o.message_id::text, '-', ''), o.epoch, o.tenant,
         m.id::text, m.role, m.content, m.model, m.citations, m.metadata, m.void_reason, m.created_at,
         o.traceparent
     FROM open o
@@ -274,7 +274,7 @@ SELECT wake_relay()
 -- name: history
 -- Messages of conversation $1 above sequence $2, at most $3, for tenant $4 (NULL: whoever's it is), in sequence. A
 -- conversation that is known has a row with null in place of a message, should it have none. A message's own id is its
--- dedupe id; where an older one had another, that was purged with its outbox row.
+-- dedupe id.
 SELECT m.sequence, replace(m.id::text, '-', ''), c.epoch, c.tenant, m.id::text, m.role, m.content, m.model, m.citations,
         m.metadata, m.void_reason, m.created_at
     FROM conversations c
