@@ -321,21 +321,3 @@ def test_a_batch_that_does_not_balance_is_not_committed(
     with pytest.raises(Corrupt, match="does not balance"):
         Silver(spark, Lake(copy)).step()
     assert [] == [one for name in ("silver/runtime", "quarantine", "gaps") for one in rows(copy, name)]
-
-
-def test_a_table_gains_the_columns_that_a_contract_gains(
-    spark: SparkSession, lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The table as an older release made it lacks two columns: the next batch adds them, old rows show null there."""
-    from oncewire.pipeline import tables
-    from oncewire.pipeline.lake.table import Table
-
-    copy = tmp_path / "lake"
-    shutil.copytree(lake / "bronze", copy / "bronze")
-    today = tables.SILVER["runtime"]
-    older = [one for one in today.columns if one[0] not in ("entity_id", "expected_version")]
-    Lake(copy).open(Table(today.name, tuple(older), today.keys, today.grain))
-    Silver(spark, Lake(copy)).step()
-    names = {field.name for field in open_table(copy, "silver/runtime").schema().fields}
-    assert {name for name, _ in today.columns} == names
-    assert derived(lake)["silver/runtime"] == derived(copy)["silver/runtime"]

@@ -1,10 +1,14 @@
-"""The lake's tables from several threads of one driver: each stream's query has its own."""
+"""The tables of the lake: made once, by whichever thread of a driver comes first, and refused when they are others."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from oncewire.errors import Refused
 from oncewire.pipeline import tables
 from oncewire.pipeline.lake.log import Lake
 
@@ -34,3 +38,12 @@ def test_streams_that_begin_at_once_make_a_table_once_and_commit_to_it(tmp_path:
         assert [] == failed
         log = sorted(entry.name for entry in (Path(lake.root(tables.BRONZE)) / "_delta_log").glob("*.json"))
         assert THREADS + 1 == len(log), "one version that makes the table, one for each commit"
+
+
+def test_a_table_with_other_columns_is_refused_and_stays_as_it_is(tmp_path: Path) -> None:
+    lake, runtime = Lake(tmp_path), tables.SILVER["runtime"]
+    lake.open(replace(runtime, columns=runtime.columns[:-1]))
+    with pytest.raises(Refused, match=r"silver/runtime .* has other columns") as refused:
+        lake.open(runtime)
+    assert "--lake DIR" in refused.value.hint
+    assert len(runtime.columns) - 1 == len(tables.open_table(tmp_path, runtime.name).schema().fields)

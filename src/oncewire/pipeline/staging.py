@@ -110,12 +110,12 @@ def read_staged(path: str, table: Table) -> pa.Table:
 
 
 def read_file(path: str, table: Table) -> pa.Table:
-    """A file of a table, with the table's columns of today: those that it does not have are null, but for the date of a
-    partitioned table, which is that of the stream's time."""
+    """A file of a table. The date of a partitioned table is not in it: it is that of the stream's time."""
     return conform(place_of(path).parquet().read(), table)
 
 
 def conform(rows: pa.Table, table: Table) -> pa.Table:
+    """The table's columns in their order. Those that a frame of a user's own does not have are null."""
     made = []
     for name, kind in table.columns:
         if name in rows.column_names:

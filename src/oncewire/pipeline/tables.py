@@ -116,7 +116,7 @@ _INPUTS: Final = pa.struct(
                             ("sequence", pa.int64()),
                             ("identity", pa.string()),
                             ("digest", pa.string()),
-                            ("subject", pa.string()),  # null in blocks of a time that did not tell it
+                            ("subject", pa.string()),
                         ]
                     ),
                 )
@@ -401,7 +401,7 @@ def read_files(
     table: DeltaTable,
     columns: Sequence[str] | None = None,
 ) -> DataFrame:
-    """The rows of an opened table. Columns that a file does not have are null."""
+    """The rows of an opened table."""
     import json
 
     from pyspark.sql.types import StructType

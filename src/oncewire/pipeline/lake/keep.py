@@ -7,7 +7,7 @@ rewrite replaced stays until the retention is over, so that readers of an older 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -126,16 +126,9 @@ def rewrite(item: Rewrite) -> list[Written]:
     table = TABLES[item.name]
     day = item.paths[0].split("/")[0].removeprefix("date=") if item.paths[0].startswith("date=") else ""
     columns = [(name, kind) for name, kind in table.columns if not (day and name == "date")]
-    parts = [_conformed((place_of(item.root) / path).parquet().read(), columns) for path in item.paths]
-    rows = pa.concat_tables(parts)
+    schema = pa.schema(columns)
+    parts = [(place_of(item.root) / path).parquet().read(columns=schema.names) for path in item.paths]
+    rows = pa.concat_tables([part.select(schema.names).cast(schema) for part in parts])
     order = [name for name in ("stream", "created_ns", "incarnation", "sequence") if name in rows.column_names]
     rows = rows.sort_by([(name, "ascending") for name in order]) if order else rows
     return [files.write_file(item.root, "compact", day, rows, False)]
-
-
-def _conformed(rows: pa.Table, columns: Iterable[tuple[str, Any]]) -> pa.Table:
-    made = {
-        name: rows[name].cast(kind) if name in rows.column_names else pa.nulls(rows.num_rows, kind)
-        for name, kind in columns
-    }
-    return pa.table(made)

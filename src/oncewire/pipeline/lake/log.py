@@ -1,4 +1,4 @@
-"""The driver's side of the lake: tables are made, opened, evolved, committed to and followed, through delta-rs.
+"""The driver's side of the lake: tables are made, opened, committed to and followed, through delta-rs.
 
 delta-rs accepts a repeated transaction id from a handle that has seen the first one, and refuses it from a handle that
 has not. So whoever commits first reads how far the table is, decides, and commits with that same handle: what another
@@ -47,7 +47,7 @@ _CONFIGURATION: Final = {
 
 
 _LATE: Final = "Restore the lake from a backup, or read the streams into a new one (`--lake DIR`)."
-_CHANGING: Final = threading.Lock()
+_MAKING: Final = threading.Lock()
 """Each stream has a thread of its own. Two that make a table at once would both do it, and the second one's protocol
 would make the first one's commit fail."""
 
@@ -119,31 +119,25 @@ class Lake:
         return (self.place / table.name).has_table
 
     def open(self, table: Table) -> DeltaTable:
-        """The newest version of a table, which is made, or given the columns that it lacks, if need be."""
+        """The newest version of a table, which is made if need be. Refused when it has other columns than ours."""
         with translated(table.name):
-            found = self._found(table)
-            if found is not None and not _missing(found, table):
-                return found
-            with _CHANGING:
-                return self._changed(table)
+            handle = self._find(table)
+            if handle is None:
+                with _MAKING:
+                    handle = self._find(table)
+                    handle = self._make(table) if handle is None else handle
+        if handle.schema() != Schema.from_arrow(table.schema):
+            raise Refused(
+                f"the table {table.name} of the lake {self.place} has other columns than this version writes",
+                hint="Use the version of oncewire that made it, or read the streams into a new lake (`--lake DIR`).",
+            )
+        return handle
 
-    def _found(self, table: Table) -> DeltaTable | None:
+    def _find(self, table: Table) -> DeltaTable | None:
         try:
             return (self.place / table.name).delta()
         except TableNotFoundError:
             return None
-
-    def _changed(self, table: Table) -> DeltaTable:
-        found = self._found(table)
-        if found is None:
-            return self._make(table)
-        if missing := _missing(found, table):
-            wanted = Schema.from_arrow(table.schema)
-            first = found.version() + 1
-            found.alter.add_columns([field for field in wanted.fields if field.name in missing])
-            self._sync_log(table, first)
-            found = (self.place / table.name).delta()
-        return found
 
     def _make(self, table: Table) -> DeltaTable:
         by = ["date"] if self.partition_by and table.is_dated else None
@@ -292,11 +286,6 @@ class Lake:
         """Corrupt when a file that a version brought is gone: housekeeping has put it together with others."""
         if gone := (self.place / table.name).gone([one.path for one in added]):
             raise Corrupt(f"the file {gone[0]} of the table {table.name} is no longer there", hint=_LATE)
-
-
-def _missing(found: DeltaTable, table: Table) -> list[str]:
-    known = {field.name for field in found.schema().fields}
-    return [name for name, _ in table.columns if name not in known]
 
 
 def version_of(number: int, lines: Sequence[str]) -> Version:

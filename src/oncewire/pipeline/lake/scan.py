@@ -58,8 +58,7 @@ class Scan:
 
     def _rows(self, path: str) -> Iterator[pa.RecordBatch]:
         with (place_of(self.root) / path).parquet() as file:
-            there = set(file.schema_arrow.names)
-            wanted = [name for name in self.schema.names if name in there]
+            wanted = [name for name in self.schema.names if name != "date" or not path.startswith("date=")]
             if not wanted:
                 yield self._conformed(path, pa.table({"_": pa.nulls(file.metadata.num_rows)}))
                 return
@@ -67,14 +66,12 @@ class Scan:
                 yield self._conformed(path, pa.Table.from_batches([batch]))
 
     def _conformed(self, path: str, rows: pa.Table) -> pa.RecordBatch:
-        """A partition's date stands in the path alone; a column that the file does not have yet is null."""
-        made = []
+        """A partition's date is in the path alone."""
+        columns = []
         for field in self.schema:
             if field.name in rows.column_names:
-                made.append(rows[field.name].combine_chunks().cast(field.type))
-            elif field.name == "date" and path.startswith("date="):
-                day = date.fromisoformat(path.split("/")[0].removeprefix("date="))
-                made.append(pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows))
+                columns.append(rows[field.name].combine_chunks().cast(field.type))
             else:
-                made.append(pa.nulls(rows.num_rows, field.type))
-        return pa.RecordBatch.from_arrays(made, schema=self.schema)
+                day = date.fromisoformat(path.split("/")[0].removeprefix("date="))
+                columns.append(pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
