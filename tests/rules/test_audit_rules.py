@@ -265,10 +265,10 @@ def test_a_closing_block_may_not_change_the_state() -> None:
     assert ["differs"] == [one.problem for one in rules.compare([part("link", state=state(1))])]
 
 
-def test_listed_inputs_prove_the_state_where_blocks_tell_their_subjects() -> None:
+def test_listed_inputs_prove_the_state() -> None:
     told = [part("link", state=state(5)), part("inputs", 1, state(3), b"")]
     assert ["listed", "blocks"] == [one.problem for one in rules.compare([*told, part("listed", 1, b"", state(5))])]
-    assert ["listed", "unproven"] == [one.problem for one in rules.compare([*told, part("listed", 1, b"", b"")])]
+    assert ["listed", "differs"] == [one.problem for one in rules.compare([*told, part("listed", 1, b"", state(6))])]
 
 
 def test_a_lifetime_is_read_from_what_blocks_carry() -> None:

@@ -227,7 +227,15 @@ def test_every_family_becomes_rows_of_its_table() -> None:
         "00" * 32,
         [
             blocks.Inputs(
-                "EVENTS", "2026-11-16T12:00:00.5Z#2", "c", ("evt.>",), 1, "ab", done=[(1, 9)], listed=[(1, "i", "d")]
+                "EVENTS",
+                "2026-11-16T12:00:00.5Z#2",
+                "c",
+                ("evt.>",),
+                1,
+                "ab",
+                done=[(1, 9)],
+                listed=[(1, "i", "d")],
+                subjects=["cmd.x"],
             )
         ],
         ["fx.1"],
@@ -254,6 +262,7 @@ def test_every_family_becomes_rows_of_its_table() -> None:
     assert (7, "acme", "main") == (ledger["number"], ledger["tenant"], ledger["workspace"])
     assert (1_794_830_400_500_000_000, 2) == (ledger["inputs"][0]["created_ns"], ledger["inputs"][0]["incarnation"])
     assert [{"first": 1, "last": 9}] == ledger["inputs"][0]["done"]
+    assert ["cmd.x"] == [listed["subject"] for listed in ledger["inputs"][0]["listed"]]
     letter = found.parts["letter"].to_pylist()[0]
     assert ("timeout", "EVENTS", 3, b"\xff") == tuple(
         letter[name] for name in ("cause", "origin_stream", "origin_sequence", "body")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oncewire.contracts import blocks
 from oncewire.contracts.blocks import Confirmed, Outcome
 from oncewire.contracts.letters import ERROR_CHARS_MAX
+from oncewire.errors import ContractViolation
 from oncewire.jetstream.protocol import encode_headers
 from oncewire.ledger import rules
 from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
@@ -236,17 +237,25 @@ def test_an_announcement_says_where_effects_go_and_how_far_every_input_is_settle
     assert {"A": [(0, 1)]} == rules.targets_of([sendings[0], sendings[2]])
 
 
-def test_an_announcement_from_before_those_fields_is_read() -> None:
-    block = rules.summed(LEDGER, content(entry(1)), SOURCES)
-    made = rules.next_block(LEDGER, rules.FIRST, block, NOTHING)[1]
-    assert b"targets" not in made
-    assert ({}, []) == (blocks.read_announcement(made).targets, blocks.read_announcement(made).settled)
+def test_every_effect_of_an_announcement_has_a_target() -> None:
+    sendings = [Sending(f"fx.{at}", "s", b"", None, stream) for at, stream in enumerate(["A", "B", "A"])]
+    block = rules.summed(LEDGER, Content([], sendings, 0, {}), SOURCES)
+    announced = blocks.read_announcement(rules.next_block(LEDGER, rules.FIRST, block, NOTHING)[1])
+    assert ["A", "B", "A"] == blocks.effect_targets(announced)
+    for targets, missing in (({}, 0), ({"A": [(0, 0), (2, 2)]}, 1), ({"A": [(-9, 1), (3, 1 << 60)]}, 2)):
+        with pytest.raises(ContractViolation, match=f"effect {missing} has no target"):
+            blocks.effect_targets(msgspec.structs.replace(announced, targets=targets))
 
 
 def test_listed_inputs_name_each_subject_unless_it_is_the_same() -> None:
     entries = [entry(1, stream="COMMANDS"), entry(2, stream="COMMANDS", subject="cmd.other")]
     [listed] = rules.inputs_of(entries, SOURCES)
-    assert [entries[0].subject, "cmd.other"] == listed.subjects
+    assert [entries[0].subject, "cmd.other"] == listed.subjects == blocks.listed_subjects(listed)
+    [same] = rules.inputs_of([entry(at, stream="COMMANDS") for at in (1, 2, 3)], SOURCES)
+    assert [entries[0].subject] * 3 == blocks.listed_subjects(same)
+    for subjects in ([], ["cmd.a", "cmd.b"]):
+        with pytest.raises(ContractViolation, match="3 inputs are listed"):
+            blocks.listed_subjects(msgspec.structs.replace(same, subjects=subjects))
 
 
 def test_announcements_have_ids_of_their_own() -> None:

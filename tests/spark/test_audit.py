@@ -152,7 +152,7 @@ def drop_a_block(agent: FakeAgent) -> int:
 
 def forge_a_block(agent: FakeAgent) -> int:
     """It claims one effect less, and nothing else is changed."""
-    _rewrite(agent, 0, lambda told: msgspec.structs.replace(told, effects=told.effects[1:], targets={}))
+    _rewrite(agent, 0, lambda told: msgspec.structs.replace(told, effects=told.effects[1:]))
     return 1
 
 

@@ -172,7 +172,10 @@ def test_a_broker_in_order_is_called_good(spark: SparkSession, told: Told) -> No
 def test_a_forged_settlement_is_found(spark: SparkSession, server: NatsServer, told: Told) -> None:
     """Somebody who may publish writes a record as if the owner had: the next pass reads it, and the audit names it."""
     [number] = [number for name, number in told.rows("topics", "topic", "number") if name == "orders"]
-    body = {"owner": "somebody", "after": 1, "groups": {"1": "g"}, "records": [[6, number, 1, 0, 5, 1]]}
+    body = {
+        "owner": "somebody", "after": 1, "tenant": "", "topic": "orders", "groups": {"1": "g"},
+        "records": [[6, number, 1, 0, 5, 1]],
+    }  # fmt: skip
     publish(server, [Outgoing(records_of(number, 0), json.dumps(body).encode())])
     sequence = state(server, RECORDS)["last_seq"]
     once(spark, told.lake, server, RECORDS)

@@ -51,8 +51,8 @@ class FakeTopic:
     def write(self, *records: Record, taken: bool = False, owner: str = "n1", after: int | None = None) -> int:
         """A packed record; where it stands."""
         packed = Packed(
-            owner, self._last if after is None else after, taken, self.now_ms, {str(GROUP): "g"}, list(records),
-            self.tenant, self.name,
+            owner, self._last if after is None else after, self.tenant, self.name, taken, self.now_ms,
+            {str(GROUP): "g"}, list(records),
         )  # fmt: skip
         self._last = self.lake.add(RECORDS, records_of(self.number, 0), msgspec.json.encode(packed))
         return self._last

@@ -10,7 +10,7 @@ settled by outcome, the ids of its effects, and three things that cannot be made
 Sums add up: one element of eight 64-bit lanes per input, summed lane by lane. They do not depend on order, can be kept
 up to date block by block, and can be computed in parallel. Positions and filled-in fields are not part of the state.
 
-Fields with a default came later than version 1 or are often empty: who reads must do without them.
+Fields with a default are often empty, and then left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from oncewire.contracts import hashes
+from oncewire.errors import ContractViolation
 from oncewire.native import Columns
 
 LANES: Final = 8
@@ -204,6 +205,30 @@ def write_announcement(announcement: Announcement) -> bytes:
 
 def read_announcement(announcement: bytes) -> Announcement:
     return _read_json(announcement)
+
+
+def effect_targets(announcement: Announcement) -> list[str]:
+    """The stream of each effect. ContractViolation when one has none: then nobody could look for it."""
+    count = len(announcement.effects)
+    target = {
+        at: stream
+        for stream, places in announcement.targets.items()
+        for first, last in places
+        for at in range(max(0, first), min(last + 1, count))
+    }
+    try:
+        return [target[at] for at in range(count)]
+    except KeyError as missing:
+        raise ContractViolation(f"ledger block: effect {missing} has no target", field="targets") from None
+
+
+def listed_subjects(inputs: Inputs) -> list[str]:
+    """The subject of each listed input. ContractViolation when they are not as many."""
+    subjects = inputs.subjects * len(inputs.listed) if len(inputs.subjects) == 1 else inputs.subjects
+    if len(subjects) != len(inputs.listed):
+        text = f"ledger block: {len(inputs.listed)} inputs are listed with {len(subjects)} subjects"
+        raise ContractViolation(text, field="subjects")
+    return subjects
 
 
 def announcement_hash(announcement: bytes) -> bytes:

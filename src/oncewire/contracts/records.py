@@ -243,13 +243,12 @@ class Packed(Struct, frozen=True):
 
     owner: str
     after: int
+    tenant: str
+    topic: str
     taken: bool = False
     at_ms: int = 0
     groups: dict[str, str] = {}
     records: list[Record] = []
-    tenant: str = ""
-    topic: str = ""
-    """Whose and which; '' in records of a time that did not tell it."""
 
 
 decode_packed = msgspec.json.Decoder(Packed).decode

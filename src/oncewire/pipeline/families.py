@@ -201,7 +201,6 @@ def read_ledger(body: bytes, place: Place) -> Read:
 
 def _inputs(told: blocks.Inputs) -> dict[str, Any]:
     created_ns, incarnation = lifetime_of(told.created)
-    names = told.subjects if len(told.subjects) == len(told.listed) else told.subjects[:1] * len(told.listed)
     return {
         "stream": told.stream,
         "created_ns": created_ns,
@@ -212,8 +211,8 @@ def _inputs(told: blocks.Inputs) -> dict[str, Any]:
         "sum": told.sum,
         **{name: _ranges(getattr(told, name)) for name in ("done", "duplicate", "terminated", "dead", "passed")},
         "listed": [
-            {"sequence": sequence, "identity": identity, "digest": digest, "subject": names[at] if names else None}
-            for at, (sequence, identity, digest) in enumerate(told.listed)
+            {"sequence": sequence, "identity": identity, "digest": digest, "subject": subject}
+            for (sequence, identity, digest), subject in zip(told.listed, blocks.listed_subjects(told), strict=True)
         ],
     }
 
@@ -399,7 +398,7 @@ def read_broker_record(body: bytes, place: Place) -> Read:
     events = [_event(told, one, number, partition) for one in told.records]
     digest = hashlib.sha256(body).digest()
     after = None if told.after == records.SAME_BATCH else told.after
-    own = (number, partition, told.topic or None, told.owner, told.taken, after, events, digest)
+    own = (number, partition, told.topic, told.owner, told.taken, after, events, digest)
     tenant = told.tenant or subjects.DEFAULT_TENANT
     identity = ids.position_identity(place.origin)
     return Read(tenant, "", identity, _stored_us(place), None, None, None, None, digest, None, own)

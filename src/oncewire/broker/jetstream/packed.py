@@ -46,7 +46,7 @@ class Named(Protocol):
 
 
 def taken(owner: str, after: int, at_ms: int, topic: Named) -> bytes:
-    return encode_record(Packed(owner, after, taken=True, at_ms=at_ms, tenant=topic.tenant, topic=topic.name))
+    return encode_record(Packed(owner, after, topic.tenant, topic.name, taken=True, at_ms=at_ms))
 
 
 def head_of(owner: str, groups: dict[int, str], topic: Named) -> bytes:

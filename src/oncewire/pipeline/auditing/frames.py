@@ -418,7 +418,7 @@ def _sight(gaps: DataFrame, cut: Cut) -> str:
         return f"target in ({', '.join(_text(one) for one in sorted(streams))})" if streams else "false"
 
     return (
-        f"case when target is null then 'unknown_target' when not ({among(seen)}) then 'out_of_sight' "
+        f"case when not ({among(seen)}) then 'out_of_sight' "
         f"when {among(holed)} then 'perhaps_in_gap' else 'missing' end"
     )
 

@@ -537,12 +537,7 @@ def _compare_state(
     chain: str, number: int, parts: list[Part], found: dict[Lifetime, list[Part]], is_whole: bool
 ) -> Iterator[Result]:
     links = [part for part in parts if part.what == "link"]
-    if (
-        not links
-        or not links[0].state
-        or not is_whole
-        or any(not part.state for mine in found.values() for part in mine)
-    ):
+    if not links or not links[0].state or not is_whole:
         yield Result("count", "state", "unproven", chain=chain, block=number, amount=1)
         return
     given = blocks.add(NO_STATE, [part.state for mine in found.values() for part in mine])

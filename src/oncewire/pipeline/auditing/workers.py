@@ -174,9 +174,6 @@ def _told(told: Announcement, row: dict[str, Any]) -> dict[str, Any]:
     agent = blocks.agent_name(told.tenant, told.workspace, told.agent)
     wanted = blocks.announcement_id(told.ledger, agent, told.number)
     given = carried(row["headers"]).get(_MSG_ID, "")
-    target = {
-        at: stream for stream, parts in told.targets.items() for first, last in parts for at in range(first, last + 1)
-    }
     return {
         "problem": "" if given == wanted else f"its id is {given[:60]!r}, that of block {told.number} is {wanted}",
         "chain": chain_name(agent, told.ledger),
@@ -187,7 +184,9 @@ def _told(told: Announcement, row: dict[str, Any]) -> dict[str, Any]:
         "confirmed_block": told.confirmed.block,
         "confirmed": [{"stream": one, "sequence": at} for one, at in told.confirmed.streams.items()],
         "settled": [_settled(*one) for one in told.settled],
-        "effects": [{"id": one, "target": target.get(at)} for at, one in enumerate(told.effects)],
+        "effects": [
+            {"id": id_, "target": target} for id_, target in zip(told.effects, blocks.effect_targets(told), strict=True)
+        ],
         "inputs": [_inputs(agent, one) for one in told.inputs],
     }
 
@@ -219,21 +218,18 @@ def _inputs(agent: str, one: Inputs) -> dict[str, Any]:
 
 
 def _listed_state(agent: str, one: Inputs) -> bytes:
-    """What inputs of a work queue add to the state; empty when the block does not say enough."""
-    if not one.subjects:
-        return b""
+    """What inputs of a work queue add to the state."""
     outcome_of = {
         at: outcome
         for outcome in blocks.COUNTED
         for first, last in getattr(one, outcome.value)
         for at in range(first, last + 1)
     }
-    subjects = one.subjects if len(one.subjects) > 1 else one.subjects * len(one.listed)
     return blocks.add(
         blocks.NO_STATE,
         [
             blocks.element(agent, identity, subject, outcome_of[sequence], bytes.fromhex(digest))
-            for (sequence, identity, digest), subject in zip(one.listed, subjects, strict=True)
+            for (sequence, identity, digest), subject in zip(one.listed, blocks.listed_subjects(one), strict=True)
             if sequence in outcome_of
         ],
     )
