@@ -1,3 +1,3 @@
 """The version, in one place: the package, the command line and the greeting to NATS read it here."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"

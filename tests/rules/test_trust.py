@@ -152,8 +152,9 @@ def test_a_key_without_a_name_or_a_tenant_is_refused(keys: KeyFile, name: str, t
     assert [] == keys.keys()
 
 
-def test_a_damaged_file_is_said_and_lets_nobody_in(keys: KeyFile) -> None:
-    keys.path.write_text('{"version": 1, "keys": [{"id": 3}]}')
+@pytest.mark.parametrize("content", ['{"version": 1, "keys": [{"id": 3}]}', '{"version": 2, "keys": []}'])
+def test_a_damaged_file_or_one_of_another_version_lets_nobody_in(keys: KeyFile, content: str) -> None:
+    keys.path.write_text(content)
     with pytest.raises(Corrupt, match=r"keys\.json"):
         keys.principal("ow_x", NOW)
 

@@ -261,7 +261,7 @@ def page_of_a_lake(server: NatsServer, tmp_path: Path) -> str:
     made = lakes.Lake(tmp_path / "lake")
     made.event("charged")
     path = made.path if made.path.exists() else made.write()
-    keep_verdict(path, Verdict(True, 1_000, 0.1, [], {}, [], [], 0, []))
+    keep_verdict(path, Verdict(True, 1_000, 0.1, [], {}, [], [], 0, [], []))
     watch = pipeline_metrics.Watch(Lake(path), [lakes.EVENTS], lambda: Streams({"url": server.url}))
     watch.look()
     page = observe.Page()

@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -53,7 +53,7 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    version: int = 1
+    version: Literal[1] = 1
     keys: tuple[ApiKey, ...] = ()
 
 

@@ -97,7 +97,7 @@ class Verdict(msgspec.Struct, frozen=True):
     errors: int
     findings: list[Finding]
     """What is wrong, as far as it is listed."""
-    notes: list[Finding] = []
+    notes: list[Finding]
 
     def counted(self, check: str, name: str, of: str | None = None) -> int:
         return sum(
