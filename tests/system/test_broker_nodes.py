@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oncewire.broker.engine import Consume, Limits, Produced, Settle
+from oncewire.broker.engine import Consume, Limits, Produced, Settle, TooManyReaders
 from oncewire.broker.jetstream import cell, names
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
@@ -107,6 +107,19 @@ async def test_a_message_goes_in_at_one_node_out_at_another_and_is_settled_at_a_
     assert [None] * 100 == [await ack(three, topic, each) for each in reader.got]
     shown = await answer(three.show_topic, "", topic)
     assert (100, 0, 0) == (shown.messages, shown.groups[0].lag, shown.groups[0].in_flight)
+
+
+async def test_one_reader_too_many_is_refused_by_whichever_node_owns_the_partition(nodes: Any) -> None:
+    """Not taken for an owner that is away, which the node would ask again and again."""
+    one, two = await nodes(subscriptions_max=1), await nodes(subscriptions_max=1)
+    await spread(one, two)
+    topic = await topic_on(one)
+    await read(one, topic)
+    assert owned(one)
+    assert owned(two)
+    for engine in (one, two):
+        refused = await answer(engine.subscribe, "", Consume(topic, "g", "b", 60_000), Reader())
+        assert isinstance(refused, TooManyReaders)
 
 
 async def test_partitions_are_spread_over_the_nodes_and_each_has_one_owner(nodes: Any) -> None:

@@ -8,7 +8,7 @@ Errors are values, not exceptions: `done(error)` gets one from our tree, and its
 
     Conflict          409  "not owner", nothing else
     BufferFull        429  with `reason` and `retry_after_s`
-    Overloaded        429  reason "overloaded": too much waits for a commit
+    Overloaded        429  reason "overloaded": too much waits for a commit, or a group has too many readers
     any other Refused 400  its message is the one that clients match on
     OutcomeUnknown    503  it was written and not confirmed
     Unavailable       503  it was not written: the disk is full, the engine stops
@@ -77,6 +77,10 @@ class BufferFull(Overloaded):
         super().__init__(message, retry_after_s=retry_after_s)
         self.reason = reason
         """`partition_buffer_full` or `partition_buffer_bytes_full`."""
+
+
+class TooManyReaders(Overloaded):
+    """A group has as many readers as it may."""
 
 
 # ---- topics

@@ -28,6 +28,7 @@ from oncewire.broker.engine import (
     RoutingDecision,
     Settle,
     Sink,
+    TooManyReaders,
     TopicCreated,
 )
 from oncewire.broker.idempotency import (
@@ -324,7 +325,7 @@ def enter(state: State, now_ms: int, tenant: str, consume: Consume) -> Step:
 def _crowded(state: State, group: Group) -> OncewireError | None:
     if len(group.subscribers) < state.limits.subscriptions_max:
         return None
-    return Overloaded(
+    return TooManyReaders(
         f"group {group.name!r} has {state.limits.subscriptions_max} readers already",
         retry_after_s=state.limits.retry_after_ms / 1000,
     )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from oncewire.broker.client import BrokerClient
+from oncewire.broker.client.calls import UntrustedCertificate
 from oncewire.broker.engine import TopicShown
 from oncewire.console import rules
 from oncewire.errors import AuthenticationFailed, InvalidSetting, NotFound, OncewireError, PermissionDenied
@@ -61,7 +62,7 @@ def _row(topic: TopicShown) -> dict[str, Any]:
 
 def cause(error: OncewireError) -> tuple[str, str]:
     """What is wrong with the broker, and what to do."""
-    if isinstance(error, AuthenticationFailed) and "certificate" in error.message:
+    if isinstance(error, UntrustedCertificate):
         return error.message, "Name who signs it: console.broker_ca (ONCEWIRE_CONSOLE_BROKER_CA)."
     if isinstance(error, InvalidSetting):
         return error.message, error.hint

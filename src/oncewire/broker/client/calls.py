@@ -244,10 +244,14 @@ def address_of(url: str) -> Address:
     return Address(parts.hostname, port, parts.path.rstrip("/"), is_secure)
 
 
+class UntrustedCertificate(AuthenticationFailed):
+    """The broker's certificate is of an authority that this client does not trust."""
+
+
 def not_connected(address: Address, error: OSError | TimeoutError) -> OncewireError:
     """Why no connection came about: nobody is there, or it is not who it should be."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return AuthenticationFailed(
+        return UntrustedCertificate(
             f"the certificate of {address.authority} is not trusted: {error.verify_message}",
             hint="Trust its authority: tls=lambda: ssl.create_default_context(cafile=…).",
         )

@@ -31,6 +31,7 @@ from oncewire.broker.engine import (
     Sink,
     Stats,
     Subscription,
+    TooManyReaders,
     TopicCreated,
     TopicShown,
     TopicStats,
@@ -401,7 +402,7 @@ class JetStreamEngine:
         def joined(partition: int, error: OncewireError | None) -> None:
             nonlocal left, refused
             left -= 1
-            if isinstance(error, Unavailable) and not _is_crowded(error):
+            if isinstance(error, Unavailable) and not isinstance(error, TooManyReaders):
                 self.node.attach(fan, partition)
             elif error is not None:
                 refused = refused or error
@@ -461,10 +462,6 @@ class JetStreamEngine:
 
 def _ignore(_: object) -> None:
     """The work answers by itself."""
-
-
-def _is_crowded(error: Unavailable) -> bool:
-    return "readers already" in error.message
 
 
 class _Gather:

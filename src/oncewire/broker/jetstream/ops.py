@@ -20,6 +20,7 @@ from oncewire.broker.engine import (
     PartitionShown,
     Produced,
     Settle,
+    TooManyReaders,
 )
 from oncewire.broker.idempotency import Claim, Holder
 from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
@@ -162,7 +163,8 @@ class Failure(Struct, array_like=True, frozen=True):
 _KINDS: Final[dict[str, type[OncewireError]]] = {
     kind.__name__: kind
     for kind in (
-        Conflict, ContractViolation, Corrupt, NotFound, OutcomeUnknown, Overloaded, Refused, TooLarge, Unavailable,
+        Conflict, ContractViolation, Corrupt, NotFound, OutcomeUnknown, Overloaded, Refused, TooLarge, TooManyReaders,
+        Unavailable,
     )
 }  # fmt: skip
 
