@@ -88,6 +88,7 @@ def test_what_decodes_as_plain_is_written_as_the_exact_way_would(value: dict[str
 
 
 @given(VALUES)
+@example({"a": [0.5, 12.25, -123456789.125], "b": 0.015625})
 def test_no_text_of_a_plain_value_is_shorter_than_its_canonical_form(value: Any) -> None:
     written, is_tight = canonical.encode(value)
     if is_tight:

@@ -86,10 +86,12 @@ async def crash_at(agent: Agent, server: NatsServer, folder: Path, step: str, *,
         await runner.start()
         runner.commits.now_ms = lambda: now_ms() + clock_off_ms
         await asyncio.wait_for(reached.wait(), 20)
-        for task in [*runner._intake_tasks, *runner._tasks, *runner.commits.finishing]:
+        tasks = [*runner._intake_tasks, *runner._tasks, *runner.commits.finishing]
+        for task in tasks:
             task.cancel()
-        results = await asyncio.gather(*runner._intake_tasks, *runner._tasks, return_exceptions=True)
-        assert all(result is None or isinstance(result, BaseException) for result in results)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        unexpected = [one for one in results if not isinstance(one, Crash | asyncio.CancelledError | None)]
+        assert [] == unexpected
         await runner.lane.stop()
         await runner._let_go()
         forget_process(folder)

@@ -89,6 +89,7 @@ def of(tenant: str, one: Outgoing) -> Outgoing:
 
 async def test_every_route_has_a_rule_and_keeps_it(edge: Edge) -> None:
     little = edge.key("acme", "produce")
+    assert {OPEN, "known"} < set(edge.rules.values())
     for (method, pattern), action in edge.rules.items():
         path = pattern.replace("{id}", new_conversation())
         if action == OPEN:

@@ -366,7 +366,9 @@ async def test_stored_messages_are_what_the_witness_reads(shared_server: NatsSer
     async with connect(shared_server.url) as client, witness(shared_server.url) as other:
         stream = await make_stream(client)
         await client.publish_many(outgoing(stream, 50))
-        for one in await client.get_batch(stream):
+        stored = await client.get_batch(stream)
+        assert 50 == len(stored)
+        for one in stored:
             seen = await other.jetstream().get_msg(stream, seq=one.sequence)
             assert (seen.subject, seen.data, seen.headers) == (one.subject, one.payload, one.headers)
 

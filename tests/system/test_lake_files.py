@@ -102,6 +102,7 @@ def test_a_file_is_synced_before_it_is_named_and_its_name_before_it_is_committed
     written = write(lake, rows(b"a", b"b"))
     lake.commit(lake.open(BRONZE), BRONZE, written, "app", 2)
     commit = disk.events.index(("commit", "bronze"))
+    assert written
     for file in written:
         path = Path(lake.root(BRONZE), file.path)
         name = disk.events.index(("name", str(path)))

@@ -90,9 +90,10 @@ async def test_data_survives_a_stop_and_a_kill(tmp_path: Path) -> None:
 @on_linux
 def test_the_servers_end_when_up_is_killed(tmp_path: Path) -> None:
     with Up(made(tmp_path / "data")) as up:
-        marks = [server.mark for server in up.ready().running.servers.values()]
+        marks = [server.mark for server in up.ready().running.servers.values() if server.mark is not None]
+        assert [True, True] == [mark.is_alive for mark in marks]
         up.process.kill()
-        until(lambda: not any(mark and mark.is_alive for mark in marks), "the end of the servers")
+        until(lambda: not any(mark.is_alive for mark in marks), "the end of the servers")
 
 
 def test_the_next_up_stops_servers_that_outlived_a_killed_one(tmp_path: Path) -> None:
