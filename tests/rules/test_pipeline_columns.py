@@ -14,7 +14,7 @@ from oncewire.jetstream.protocol import Message, Parser
 from oncewire.pipeline.columns import HEADERS, TIMESTAMP, Columns, binaries, header_lists
 from oncewire.pipeline.frames import Cuts, split
 from oncewire.pipeline.stream import Row
-from tests.rules.test_bulk_frames import EXPECTED, TIME_NS, delivery
+from tests.rules.test_pipeline_frames import EXPECTED, TIME_NS, delivery
 
 pytestmark = pytest.mark.usefixtures("loops")
 
