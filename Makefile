@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run demo test test-spark40 check format size mutants bench faults lock contracts reference advisories clean
+.PHONY: help env run demo test test-spark40 check format size words mutants bench faults lock contracts reference advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ format: $(STAMP) ## let ruff rewrite what it can
 
 size: ## lines, settings, words, and what of it is there more than once
 	@$(PYTHON) scripts/size.py
+
+words: $(STAMP) ## phrases that users should not have to read: where they are, and what to write instead
+	@$(BIN)/python scripts/words.py
 
 mutants: $(STAMP) ## break the rules in small places and list what no test noticed (some minutes; SEED=, COUNT=)
 	@$(BIN)/python scripts/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),30)
