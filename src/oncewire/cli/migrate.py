@@ -18,7 +18,9 @@ from oncewire.settings import Settings, mask_url
 @face.setting_options("data", "postgres_url")
 @face.command
 def migrate(*, as_sql: bool, schema: str, as_json: bool, **flags: Any) -> None:
-    """Create or upgrade the tables and functions in PostgreSQL. Safe to run again, and from many processes at once.
+    """Create or upgrade the tables and functions in PostgreSQL.
+
+    Safe to run again, and from many processes at the same time; so is the printed SQL.
 
     \b
     Examples:
