@@ -33,7 +33,7 @@ help: ## show this list
 env: $(STAMP) ## make .venv from requirements.lock (with uv when it is there, else pip)
 
 # What is compiled is made anew when its source changes.
-NATIVE := $(wildcard src/oncewire/native/*.[ch]) hatch_build.py
+NATIVE := $(wildcard src/oncewire/_ground/native/*.[ch]) hatch_build.py
 
 $(STAMP): requirements.lock pyproject.toml $(NATIVE)
 	@$(call install,$(VENV),requirements.lock)

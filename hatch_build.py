@@ -1,4 +1,4 @@
-"""Compiles `src/oncewire/native/core.c` when a wheel is built or the project is installed from its folder.
+"""Compiles `src/oncewire/_ground/native/core.c` when a wheel is built or the project is installed from its folder.
 
 Without a compiler or Python's headers the build goes on without it: everything works, some of it slower
 (docs/decisions/native.md). ONCEWIRE_NATIVE=0 leaves it out, ONCEWIRE_NATIVE=1 makes a build fail that cannot compile.
@@ -15,7 +15,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("src/oncewire/native/core.c")
+SOURCE = Path("src/oncewire/_ground/native/core.c")
 FLAGS = ["-O3", "-std=c11", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden"]
 
 

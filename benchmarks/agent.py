@@ -35,6 +35,15 @@ import uvloop
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
+from oncewire._ground.jetstream import Client, Outgoing, Pull
+from oncewire._ground.jetstream.protocol import Message, encode_headers
+from oncewire._ground.ledger.rules import Content, Entry, identity_key
+from oncewire._ground.ledger.rules import Source as LedgerSource
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.store import Mark
+from oncewire._ground.topology import init_streams
 from oncewire.agent import Agent, Effect
 from oncewire.agent.batch import GroupCommit, Limits
 from oncewire.agent.commits import COMMITS_AHEAD
@@ -44,15 +53,6 @@ from oncewire.agent.outflow import Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.run import Runner, own_the_process
 from oncewire.agent.sources import open_source
-from oncewire.contracts.blocks import Outcome
-from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext, Source, encode_runtime
-from oncewire.jetstream import Client, Outgoing, Pull
-from oncewire.jetstream.protocol import Message, encode_headers
-from oncewire.ledger.rules import Content, Entry, identity_key
-from oncewire.ledger.rules import Source as LedgerSource
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.store import Mark
-from oncewire.topology import init_streams
 from tests.support.nats import nats_server
 
 INPUTS = 60_000

@@ -16,16 +16,16 @@ import psutil
 import uvloop
 
 from benchmarks.agent import BATCH, IN, INPUTS, OUT, body, handle, opened
+from oncewire._ground.jetstream.plain import Numbered, plain_frames
+from oncewire._ground.jetstream.protocol import Message, Parser, encode_acks
+from oncewire._ground.ledger.rules import Source
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.store import Mark
 from oncewire.agent import Agent
 from oncewire.agent.batch import GroupCommit, Limits
 from oncewire.agent.outflow import outgoing
 from oncewire.agent.read import Reading
 from oncewire.agent.run import own_the_process
-from oncewire.jetstream.plain import Numbered, plain_frames
-from oncewire.jetstream.protocol import Message, Parser, encode_acks
-from oncewire.ledger.rules import Source
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.store import Mark
 from tests.support.nats import nats_server
 
 ROUNDS = 60

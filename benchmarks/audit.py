@@ -26,12 +26,12 @@ import msgspec
 import psutil
 import pyarrow as pa
 
-from oncewire.contracts import blocks, ids, runtime, subjects
-from oncewire.contracts.blocks import Confirmed, Outcome
-from oncewire.contracts.headers import MSG_ID
-from oncewire.contracts.inputs import read_input
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Content, Entry, Ledger, Sending, Source
+from oncewire._ground.contracts import blocks, ids, runtime, subjects
+from oncewire._ground.contracts.blocks import Confirmed, Outcome
+from oncewire._ground.contracts.headers import MSG_ID
+from oncewire._ground.contracts.inputs import read_input
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.rules import Content, Entry, Ledger, Sending, Source
 from oncewire.pipeline import spark_session, tables
 from oncewire.pipeline.auditing.run import audit
 from oncewire.pipeline.decode import decode

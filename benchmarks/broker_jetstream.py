@@ -25,13 +25,13 @@ from typing import Any
 
 import uvloop
 
+from oncewire._ground.contracts.broker import Delivery, ProduceBody
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import connect
 from oncewire.broker.engine import Consume, Engine, Limits, Settle
 from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.local import open_local
-from oncewire.contracts.broker import Delivery, ProduceBody
-from oncewire.errors import OncewireError
-from oncewire.jetstream import connect
 from tests.support.nats import nats_server
 
 SECONDS = 1.5

@@ -20,7 +20,7 @@ import uvloop
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
-from oncewire.jetstream import Client, Outgoing
+from oncewire._ground.jetstream import Client, Outgoing
 from tests.support.nats import nats_server
 
 PAYLOAD = b"x" * 256

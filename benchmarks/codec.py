@@ -19,7 +19,7 @@ import pydantic
 import rfc8785
 
 from benchmarks.measure import ratio, table, take_turns, verdict
-from oncewire.contracts import broker, canonical, ids, inputs, message, runtime
+from oncewire._ground.contracts import broker, canonical, ids, inputs, message, runtime
 
 ROUNDS = 7
 CALLS = 4_000

@@ -16,12 +16,12 @@ import uvloop
 
 import oncewire
 from benchmarks.measure import table, take_turns
-from oncewire.contracts import letters as names
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.topology import ensure
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
 from oncewire.dlq.service import DlqOptions, serving
-from oncewire.jetstream import Client, Outgoing
-from oncewire.topology import ensure
 from tests.support.nats import nats_server
 from tests.support.streams import consumer_info, make_consumer, make_stream, unique
 

@@ -20,10 +20,10 @@ from typing import Any
 import uvloop
 
 from benchmarks.measure import table, take_turns
+from oncewire._ground.contracts.broker import Delivery, ProduceBody
+from oncewire._ground.errors import OncewireError
 from oncewire.broker.engine import Consume, Limits, Settle
 from oncewire.broker.local import LocalEngine, open_local
-from oncewire.contracts.broker import Delivery, ProduceBody
-from oncewire.errors import OncewireError
 
 CLIENTS = 64
 SECONDS = 1.5

@@ -29,8 +29,8 @@ import uvloop
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
-from oncewire.jetstream import Client, Outgoing
-from oncewire.topology.service import init_streams
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.topology.service import init_streams
 from tests.support.nats import nats_server
 from tests.support.ports import free_port
 

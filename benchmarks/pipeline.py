@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 import oncewire
 from benchmarks.audit import CREATED_NS, INPUT, Memory, envelope, row
 from benchmarks.measure import ratio, table, take_turns, verdict
-from oncewire.jetstream import Outgoing
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline import bronze, silver, spark_session, tables
 from oncewire.pipeline.columns import fixed_width
 from oncewire.pipeline.decode import decode

@@ -24,9 +24,9 @@ import uvloop
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
+from oncewire._ground.jetstream import Client, Outgoing
 from oncewire.cli import face
 from oncewire.embedded.postgres import programs
-from oncewire.jetstream import Client, Outgoing
 from oncewire.outbox.conversations import Conversations
 from oncewire.outbox.purge import purge
 from oncewire.outbox.relay import RelayOptions, relaying
@@ -217,7 +217,7 @@ class Bench:
 
 
 def _issued_ns(body: bytes) -> int:
-    from oncewire.contracts import decode_realtime
+    from oncewire._ground.contracts import decode_realtime
 
     return int(decode_realtime(body).issued_at.timestamp() * 1e9)
 

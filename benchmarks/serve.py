@@ -14,10 +14,10 @@ from typing import Any
 
 import uvloop
 
+from oncewire._ground.contracts.broker import decode_produce
+from oncewire._ground.http import OPEN, Request, Routes, Server
+from oncewire._ground.settings import resolve
 from oncewire.cli.broker import serving
-from oncewire.contracts.broker import decode_produce
-from oncewire.http import OPEN, Request, Routes, Server
-from oncewire.settings import resolve
 
 ANSWER = b'{"status":"produced","topic":"t"}'
 ROOM = {"broker_partition_messages_max": 10**9, "broker_partition_bytes_max": 2**40, "broker_in_flight_max": 10**5}

@@ -32,8 +32,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 import oncewire
 from benchmarks.measure import ratio, table, take_turns, verdict
-from oncewire.errors import NotFound
-from oncewire.jetstream import Outgoing, protocol
+from oncewire._ground.errors import NotFound
+from oncewire._ground.jetstream import Outgoing, protocol
 from oncewire.pipeline import spark_session
 from tests.support.nats import nats_server
 

@@ -26,10 +26,10 @@ import uvloop
 
 from benchmarks.agent import BATCH, IN, Bench, body, handle, opened
 from benchmarks.measure import take_turns
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.tracing.otel import exporting
 from oncewire.agent import Agent
 from oncewire.agent.run import Runner, own_the_process
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.tracing.otel import exporting
 from tests.support.nats import nats_server
 
 COUNT = 20_000

@@ -8,8 +8,8 @@ import json
 import os
 
 import oncewire
+from oncewire.broker import BrokerEnvelope, Delivery
 from oncewire.broker.client import Message, Worker
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
 
 ORDERS = [{"id": "o1", "cents": 4200}, {"id": "o2", "cents": 990}, {"id": "o1", "cents": 4200}]
 

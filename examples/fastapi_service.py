@@ -16,7 +16,7 @@ from fastapi import FastAPI, Response
 
 import oncewire
 from examples.biller import Order, agent
-from oncewire.ledger.stores import open_store
+from oncewire.agent import open_store
 
 
 @asynccontextmanager

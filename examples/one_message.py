@@ -24,9 +24,9 @@ from pathlib import Path
 
 import oncewire
 from oncewire import Agent, Context, Effect, GatewayClient
+from oncewire.agent import open_store
+from oncewire.broker import BrokerEnvelope, Delivery
 from oncewire.broker.client import Worker
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
-from oncewire.ledger.stores import open_store
 from oncewire.pipeline.tables import dataset, open_table
 
 NATS = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")

@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 
 import asyncpg
 
-from oncewire import outbox
-from oncewire.contracts import new_message
+from oncewire import new_message, outbox
 
 
 async def main() -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
-from oncewire import errors, settings
+from oncewire._ground import errors, settings
+from oncewire._ground.database import migrate
+from oncewire._ground.http.rules import answer_of
+from oncewire._ground.metrics.table import PARTS
 from oncewire.cli import NOUNS, face, main
-from oncewire.database import migrate
-from oncewire.http.rules import answer_of
-from oncewire.metrics.table import PARTS
 
 ROOT = Path(__file__).parents[1]
 MADE = "<!-- Made by `make reference` from the code: change it there. -->"

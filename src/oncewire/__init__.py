@@ -2,20 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from oncewire.lazy import exports
-from oncewire.version import VERSION
+from oncewire._ground.lazy import exports
+from oncewire._ground.version import VERSION
 
 if TYPE_CHECKING:
+    from oncewire._ground import errors, topology
+    from oncewire._ground.contracts import new_message
+    from oncewire._ground.contracts.message import MessageEnvelope
+    from oncewire._ground.contracts.realtime import RealtimeEnvelope
+    from oncewire._ground.contracts.runtime import RuntimeEnvelope
+    from oncewire._ground.jetstream.client import Client, connect
+    from oncewire._ground.topology.service import ensure_consumers, init_streams
     from oncewire.agent.agent import Agent
     from oncewire.agent.context import Context
     from oncewire.agent.effects import Effect, Retry, Terminate
     from oncewire.broker.client import BrokerClient, SyncBrokerClient
-    from oncewire.contracts.message import MessageEnvelope
-    from oncewire.contracts.realtime import RealtimeEnvelope
-    from oncewire.contracts.runtime import RuntimeEnvelope
+    from oncewire.gateway import producer as tokens
     from oncewire.gateway.client import GatewayClient
-    from oncewire.jetstream.client import Client, connect
-    from oncewire.topology.service import ensure_consumers, init_streams
 
 __version__ = VERSION
 __all__ = [
@@ -33,7 +36,11 @@ __all__ = [
     "Terminate",
     "connect",
     "ensure_consumers",
+    "errors",
     "init_streams",
+    "new_message",
+    "tokens",
+    "topology",
 ]
 
 __getattr__ = exports(
@@ -41,18 +48,24 @@ __getattr__ = exports(
     {
         "Agent": "oncewire.agent.agent",
         "BrokerClient": "oncewire.broker.client",
-        "Client": "oncewire.jetstream.client",
+        "Client": "oncewire._ground.jetstream.client",
         "Context": "oncewire.agent.context",
         "Effect": "oncewire.agent.effects",
         "GatewayClient": "oncewire.gateway.client",
-        "MessageEnvelope": "oncewire.contracts.message",
-        "RealtimeEnvelope": "oncewire.contracts.realtime",
+        "MessageEnvelope": "oncewire._ground.contracts.message",
+        "RealtimeEnvelope": "oncewire._ground.contracts.realtime",
         "Retry": "oncewire.agent.effects",
-        "RuntimeEnvelope": "oncewire.contracts.runtime",
+        "RuntimeEnvelope": "oncewire._ground.contracts.runtime",
         "SyncBrokerClient": "oncewire.broker.client",
         "Terminate": "oncewire.agent.effects",
-        "connect": "oncewire.jetstream.client",
-        "ensure_consumers": "oncewire.topology.service",
-        "init_streams": "oncewire.topology.service",
+        "connect": "oncewire._ground.jetstream.client",
+        "ensure_consumers": "oncewire._ground.topology.service",
+        "init_streams": "oncewire._ground.topology.service",
+        "new_message": "oncewire._ground.contracts",
+    },
+    modules={
+        "errors": "oncewire._ground.errors",
+        "tokens": "oncewire.gateway.producer",
+        "topology": "oncewire._ground.topology",
     },
 )

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from oncewire._ground.contracts.broker import BrokerEnvelope
+from oncewire._ground.jetstream import losses
+from oncewire._ground.jetstream.losses import Cause, Loss
+from oncewire._ground.settings import resolve
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.broker.client import BrokerClient
 from oncewire.cli import broker, observe
-from oncewire.contracts.broker import BrokerEnvelope
-from oncewire.jetstream import losses
-from oncewire.jetstream.losses import Cause, Loss
-from oncewire.settings import resolve
-from oncewire.trust.keys import KeyFile
 from tests.support.browser import CHROMIUM, Browser, Tab, browser
 from tests.support.console import SUBJECT, Served, kill_off, make_lake, served
 from tests.support.nats import NatsServer, nats_server

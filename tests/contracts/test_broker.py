@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.jetstream import connect
+from oncewire._ground.jetstream import connect
 from tests.support.http import Answer
 from tests.support.nats import NatsServer, nats_server
 from tests.support.scenarios import Replay, Scenario, difference, jetstream_broker, local_broker, read

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
+from oncewire._ground.errors import Conflict, Corrupt, NotFound, OncewireError, OutcomeUnknown, Unavailable
 from oncewire.broker.engine import Consume, Engine, Limits, Produced, RoutingDecision, Settle, TopicCreated
 from oncewire.broker.journal import Journal, replay_into
 from oncewire.broker.local import LocalEngine, open_local, steady_clock
 from oncewire.broker.log.inspect import inspect, verify
 from oncewire.broker.log.writer import Log
 from oncewire.broker.state import State
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
-from oncewire.errors import Conflict, Corrupt, NotFound, OncewireError, OutcomeUnknown, Unavailable
 from tests.support.broker import Reader
 from tests.support.disk import SimDisk
 from tests.support.wait import until

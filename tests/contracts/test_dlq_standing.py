@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from oncewire._ground.errors import Refused
+from oncewire._ground.ledger.store import Mark, Store
 from oncewire.dlq.rules import Resolved
 from oncewire.dlq.standing import LedgerView, Standing
-from oncewire.errors import Refused
-from oncewire.ledger.store import Mark, Store
 from tests.support.ledgers import NAME, NOW_MS, LedgerKit, PostgresKit, SqliteKit, entry, mark, settle
 
 BEFORE_NS, AFTER_NS = (NOW_MS - 1) * 1_000_000, (NOW_MS + 1) * 1_000_000

@@ -11,11 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncewire.errors import NotConnected, Refused, Unavailable
-from oncewire.ledger import postgres_session
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.postgres_tx import PostgresTx
-from oncewire.ledger.processes import process_name
+from oncewire._ground.errors import NotConnected, Refused, Unavailable
+from oncewire._ground.ledger import postgres_session
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.postgres_tx import PostgresTx
+from oncewire._ground.ledger.processes import process_name
 from tests.support.ledgers import (
     AGENT,
     SOURCES,

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
-from oncewire.ledger import keys as key_rules
-from oncewire.ledger import sqlite, sqlite_checkpoints
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.sqlite_checkpoints import Checkpoints
-from oncewire.ledger.store import Mark
+from oncewire._ground.errors import Corrupt, OncewireError, Refused, Unavailable
+from oncewire._ground.ledger import keys as key_rules
+from oncewire._ground.ledger import sqlite, sqlite_checkpoints
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.sqlite_checkpoints import Checkpoints
+from oncewire._ground.ledger.store import Mark
 from tests.support.ledgers import (
     AGENT,
     NOW_MS,
@@ -307,7 +307,7 @@ def test_a_ledger_in_memory_works_alone() -> None:
 def test_a_run_whose_blocks_are_all_forgotten_goes_and_the_newest_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncewire.ledger.keys.SPILL_KEYS", 4)
+    monkeypatch.setattr("oncewire._ground.ledger.keys.SPILL_KEYS", 4)
     kit = SqliteKit(tmp_path)
     store = kit.new()
     for number in range(1, 7):
@@ -384,8 +384,8 @@ def test_a_ledger_is_closed_after_its_pass(kit: SqliteKit, monkeypatch: pytest.M
 
 DIES_IN_A_PASS = """
 import os, signal, sys, threading
-from oncewire.ledger import sqlite_checkpoints
-from oncewire.ledger.stores import open_store
+from oncewire._ground.ledger import sqlite_checkpoints
+from oncewire._ground.ledger.stores import open_store
 from tests.support.ledgers import *
 sqlite_checkpoints.PASS_BYTES = 8_000_000
 run = sqlite_checkpoints.Checkpoints._run

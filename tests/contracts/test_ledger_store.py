@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import Outcome
-from oncewire.errors import OncewireError, Refused
-from oncewire.ledger import rules
-from oncewire.ledger.processes import process_name
-from oncewire.ledger.rules import Delayed
-from oncewire.ledger.store import Attempt, Block, Mark, Store
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.errors import OncewireError, Refused
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.processes import process_name
+from oncewire._ground.ledger.rules import Delayed
+from oncewire._ground.ledger.store import Attempt, Block, Mark, Store
 from tests.support.ledgers import (
     AGENT,
     NAME,
@@ -472,8 +472,8 @@ def test_a_living_process_is_not_taken_for_dead(kit: LedgerKit, store: Store) ->
 
 PROCESS = """
 import sys
-from oncewire.ledger.stores import open_store
-from oncewire.ledger.processes import process_name
+from oncewire._ground.ledger.stores import open_store
+from oncewire._ground.ledger.processes import process_name
 from tests.support.ledgers import *
 store = open_store(sys.argv[1])
 store.open(TENANT, WORKSPACE, AGENT)

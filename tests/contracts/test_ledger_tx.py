@@ -15,12 +15,12 @@ import pytest
 from psycopg import rows as factories
 from psycopg import sql
 
-from oncewire.errors import Corrupt, Refused
-from oncewire.ledger import postgres_session
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.postgres_tx import PostgresTx
-from oncewire.ledger.sqlite_tx import SqliteTx
-from oncewire.ledger.store import Store
+from oncewire._ground.errors import Corrupt, Refused
+from oncewire._ground.ledger import postgres_session
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.postgres_tx import PostgresTx
+from oncewire._ground.ledger.sqlite_tx import SqliteTx
+from oncewire._ground.ledger.store import Store
 from tests.support.ledgers import (
     AGENT,
     SOURCES,

@@ -23,10 +23,11 @@ import sqlalchemy
 import sqlalchemy.orm
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from oncewire import errors, outbox
-from oncewire.contracts import MessageEnvelope, new_message
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.sqlite import SqliteStore
+from oncewire import outbox
+from oncewire._ground import errors
+from oncewire._ground.contracts import MessageEnvelope, new_message
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.sqlite import SqliteStore
 from tests.support.postgres import shared_postgres
 
 CONVERSATION = uuid.UUID("7c0f3a52-6a53-4b0e-8a55-0d3f1f1e7f10")

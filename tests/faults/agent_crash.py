@@ -32,7 +32,7 @@ async def with_ledger(url: str) -> str:
     connection = await asyncpg.connect(url)
     try:
         if await connection.fetchval("SELECT to_regclass('ledger_chains')") is None:
-            await connection.execute(files("oncewire.ledger").joinpath("sql", "001_ledger.sql").read_text())
+            await connection.execute(files("oncewire._ground.ledger").joinpath("sql", "001_ledger.sql").read_text())
     finally:
         await connection.close()
     return url

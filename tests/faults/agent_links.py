@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 import oncewire
+from oncewire._ground.errors import Unavailable
+from oncewire._ground.ledger.stores import open_store
 from oncewire.agent import Agent, Effect
 from oncewire.agent.run import Runner
-from oncewire.errors import Unavailable
-from oncewire.ledger.stores import open_store
 from tests.faults.agent_worker import AWAY_CODE
 
 WORKSPACE = "links"

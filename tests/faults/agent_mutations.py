@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from oncewire import native
+from oncewire._ground import native
+from oncewire._ground.contracts import ids
+from oncewire._ground.jetstream import Client, Outgoing, Pull
 from oncewire.agent import outflow
 from oncewire.agent.outflow import Outflow, outgoing
 from oncewire.agent.ways import Ways
-from oncewire.contracts import ids
-from oncewire.jetstream import Client, Outgoing, Pull
 from tests.faults.agent_points import Points
 
 Mutation = Callable[[type, Points], None]
@@ -154,7 +154,7 @@ def resend_pretended(store: type, at: Points) -> None:
     """What was left open is marked as published, and nobody has looked."""
 
     async def resend(original: Any, self: Outflow, block: Any, holes: Any, now_ms: int) -> Any:
-        from oncewire.ledger.store import Mark
+        from oncewire._ground.ledger.store import Mark
 
         return [Mark(block.number, first, last, "LEDGER", 1) for first, last in holes], ""
 
@@ -190,7 +190,7 @@ def block_not_announced(store: type, at: Points) -> None:
         return [one for one in messages if not one.subject.startswith("ledger.")]
 
     async def publish(original: Any, self: Client, messages: Any, *args: Any, **kwargs: Any) -> Any:
-        from oncewire.jetstream import PubAck
+        from oncewire._ground.jetstream import PubAck
 
         acks = iter(await original(self, announce(messages), *args, **kwargs))
         return [PubAck("LEDGER", 1) if one.subject.startswith("ledger.") else next(acks) for one in messages]

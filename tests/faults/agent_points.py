@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oncewire._ground.jetstream import Client, Pull, fast
+from oncewire._ground.jetstream.pull import ACK, IN_PROGRESS
 from oncewire.agent import exits
 from oncewire.agent.outflow import Outflow
-from oncewire.jetstream import Client, Pull, fast
-from oncewire.jetstream.pull import ACK, IN_PROGRESS
 
 INBOX = ("begin:before", "begin:after", "claim:before", "claimed")
 HANDLER = ("handler:before", "row:before", "row:after", "handler:after", "section:inside", "handled")

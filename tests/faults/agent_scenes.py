@@ -19,7 +19,7 @@ from typing import Any
 import asyncpg
 from nats.errors import Error as NatsError
 
-from oncewire.jetstream import Outgoing
+from oncewire._ground.jetstream import Outgoing
 from tests.faults import agent_links
 from tests.faults.agent_crash import chain, with_ledger
 from tests.faults.agent_links import Link, event_subject

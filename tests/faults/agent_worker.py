@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 import oncewire
+from oncewire._ground.errors import Unavailable
+from oncewire._ground.ledger.stores import open_store
+from oncewire._ground.settings import Settings
 from oncewire.agent import Agent, Effect, Retry, Terminate, exits, outflow
 from oncewire.agent.run import Runner
 from oncewire.agent.ways import Ways
-from oncewire.errors import Unavailable
-from oncewire.ledger.stores import open_store
-from oncewire.settings import Settings
 from tests.faults import agent_mutations
 from tests.faults.agent_points import Death, Points, put_seams
 from tests.faults.agent_power import note_unsynced

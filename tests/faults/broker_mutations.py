@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from oncewire._ground.contracts.records import Acked, Retried
 from oncewire.broker import desk, dispatch, image, rules, upkeep
 from oncewire.broker.log import writer
 from oncewire.broker.state import Progress, State, Topic
-from oncewire.contracts.records import Acked, Retried
 from tests.support.brokersim import Simulation
 from tests.support.disk import SimDisk
 

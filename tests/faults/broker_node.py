@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from oncewire._ground.contracts.records import Acked
+from oncewire._ground.settings import resolve
 from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream import cell, intake, sending
 from oncewire.broker.jetstream.engine import JetStreamEngine
 from oncewire.cli.broker import serving
-from oncewire.contracts.records import Acked
-from oncewire.settings import resolve
 
 LATE_S = 0.05
 STEPS = (

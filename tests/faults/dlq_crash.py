@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import oncewire
-from oncewire.jetstream import Client
-from oncewire.topology import ensure
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import ensure
 from tests.support.dlq import DlqProcess, failing, given_up, hasten, letters_of, read_stream
 from tests.support.nats import NatsServer
 from tests.support.streams import consumer_info, state_of

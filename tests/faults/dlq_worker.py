@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import oncewire
-from oncewire.contracts import ids
+from oncewire._ground.contracts import ids
 from oncewire.dlq.service import DlqOptions, Service, serving
 
 OnStep = Callable[[str], None]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.errors import OncewireError, Unavailable
+from oncewire._ground.jetstream import connect
 from oncewire.broker.client import BrokerClient
-from oncewire.contracts import topics
-from oncewire.errors import OncewireError, Unavailable
-from oncewire.jetstream import connect
 from tests.faults.broker_node import MUTATIONS, STEPS
 from tests.support import brokernodes
 from tests.support.brokernodes import GROUP, NodeProcess, Proxy, Witness

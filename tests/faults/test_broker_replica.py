@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.contracts import topics
+from oncewire._ground.contracts.broker import ProduceBody
+from oncewire._ground.errors import NotFound, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, connect
+from oncewire._ground.topology import Env
 from oncewire.broker.engine import Consume, Limits, Produced
 from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts import topics
-from oncewire.contracts.broker import ProduceBody
-from oncewire.errors import NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, connect
-from oncewire.topology import Env
 from tests.support.broker import Reader
 from tests.support.nats import Cluster, NatsServer, nats_cluster
 from tests.support.streams import unique

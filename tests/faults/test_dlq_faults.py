@@ -10,9 +10,9 @@ from collections import Counter
 import pytest
 
 import oncewire
-from oncewire.contracts import letters as names
-from oncewire.jetstream import Client, Outgoing
-from oncewire.topology import ensure
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.topology import ensure
 from tests.faults.dlq_crash import STEPS, problems_after
 from tests.support.dlq import read_stream
 from tests.support.nats import NatsServer, nats_server

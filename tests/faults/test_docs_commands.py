@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from oncewire import connect
-from oncewire.jetstream import losses
-from oncewire.jetstream.losses import Cause, Loss
+from oncewire._ground.jetstream import losses
+from oncewire._ground.jetstream.losses import Cause, Loss
 from tests.support.up import ANY_PORTS, Up, clean_environ, made, oncewire, until
 
 pytestmark = pytest.mark.faults

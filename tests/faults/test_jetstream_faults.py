@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from oncewire.jetstream import Outgoing
+from oncewire._ground.jetstream import Outgoing
 from tests.support.load import load_client
 from tests.support.nats import NatsServer, nats_cluster
 from tests.support.storms import cluster_storm, kill_storm, stop_storm

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import Unavailable
+from oncewire._ground.errors import Unavailable
 from oncewire.pipeline import stream as ask
 from oncewire.pipeline.columns import Columns
 from oncewire.pipeline.options import Access, ReadOptions

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from oncewire import Agent, Effect
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.contracts.ids import effect_id
+from oncewire._ground.errors import Refused, TooLarge
+from oncewire._ground.jetstream import Message
+from oncewire._ground.ledger.rules import Ledger, Sending, Source
+from oncewire._ground.ledger.sqlite import SqliteStore
 from oncewire.agent.batch import GroupCommit, Limits, Settled
 from oncewire.agent.read import Reading
-from oncewire.contracts.blocks import Outcome
-from oncewire.contracts.ids import effect_id
-from oncewire.errors import Refused, TooLarge
-from oncewire.jetstream import Message
-from oncewire.ledger.rules import Ledger, Sending, Source
-from oncewire.ledger.sqlite import SqliteStore
 
 SUBJECT = "evt.default.default.orders.placed"
 ANY_SUBJECT = "evt.*.default.orders.*"

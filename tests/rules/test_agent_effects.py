@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import ContractViolation, Refused
+from oncewire._ground.jetstream.pull import NAK_DELAY_S_MAX, nak_verb
 from oncewire.agent import Retry, Terminate
 from oncewire.agent.effects import DELAY_S_MAX
-from oncewire.errors import ContractViolation, Refused
-from oncewire.jetstream.pull import NAK_DELAY_S_MAX, nak_verb
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oncewire._ground.errors import Refused
 from oncewire.agent import Agent
 from oncewire.agent.forget import DAY_S, Life, check_keep, least_s
-from oncewire.errors import Refused
 
 WEEK = Life("EVENTS", 7 * DAY_S, is_work_queue=False)
 QUEUE = Life("COMMANDS", 0, is_work_queue=True)

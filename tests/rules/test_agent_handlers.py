@@ -9,9 +9,9 @@ import msgspec
 import pydantic
 import pytest
 
+from oncewire._ground.errors import ContractViolation, Refused, TimedOut
 from oncewire.agent import Agent, Context
 from oncewire.agent.handlers import UNREAD, decoders_of, find_handler, make_handler
-from oncewire.errors import ContractViolation, Refused, TimedOut
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.jetstream.pull import parse_replies
 from oncewire.agent.keepalive import KeepAlive, _held
-from oncewire.jetstream.pull import parse_replies
 
 HEAD = b"$JS.ACK.ORDERS.biller"
 

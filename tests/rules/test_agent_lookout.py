@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from oncewire._ground.ledger.store import Attempt
 from oncewire.agent.lookout import Facts, may_take, seen_by, trimmed
-from oncewire.ledger.store import Attempt
 
 FACTS = Facts(
     first=1, last=100, last_ns=7, is_kept=True, delivered=60, floor=40, unread=5, in_hand=3, redelivered=0

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from oncewire._ground.contracts.broker import RetryPolicy
+from oncewire._ground.errors import Conflict, OncewireError, TooLarge
 from oncewire.broker import rules
 from oncewire.broker.engine import Limits, Produced, TooManyReaders
 from oncewire.broker.rules import backoff_ms
 from oncewire.broker.view import show_topic
-from oncewire.contracts.broker import RetryPolicy
-from oncewire.errors import Conflict, OncewireError, TooLarge
 from tests.support.broker import START_MS, Reader, Table, at, message
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncewire.broker.engine import BufferFull, TooManyReaders
-from oncewire.broker.jetstream.ops import Moved, Unsent, error_of, failure_of
-from oncewire.errors import (
+from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
     ContractViolation,
@@ -22,6 +20,8 @@ from oncewire.errors import (
     TooLarge,
     Unavailable,
 )
+from oncewire.broker.engine import BufferFull, TooManyReaders
+from oncewire.broker.jetstream.ops import Moved, Unsent, error_of, failure_of
 
 KEPT = [
     Conflict("m"), ContractViolation("m"), Corrupt("m"), NotFound("m"), OutcomeUnknown("m", retry_after_s=0.5),

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from oncewire._ground.errors import Corrupt, OncewireError, OutcomeUnknown, Unavailable
 from oncewire.broker.log.format import HEADER_BYTES, IMAGE_HEADER_BYTES, number_of, segment_name
 from oncewire.broker.log.inspect import inspect_files
 from oncewire.broker.log.writer import Log
-from oncewire.errors import Corrupt, OncewireError, OutcomeUnknown, Unavailable
 from tests.support.brokerlog import open_log, power_cuts
 from tests.support.disk import SimDisk
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, ProduceBody
+from oncewire._ground.errors import ContractViolation, NotFound, OncewireError, OutcomeUnknown, TooLarge, Unavailable
 from oncewire.broker import rules, upkeep
 from oncewire.broker.engine import BufferFull, Limits, Produced, RoutingDecision, TopicCreated
 from oncewire.broker.messages import partition_of
 from oncewire.broker.view import show_topic, topic_names
-from oncewire.contracts.broker import BrokerEnvelope, ProduceBody
-from oncewire.errors import ContractViolation, NotFound, OncewireError, OutcomeUnknown, TooLarge, Unavailable
 from tests.support.broker import NOTHING, START_MS, Table, at, message
 
 

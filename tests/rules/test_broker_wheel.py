@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from oncewire._ground.contracts.broker import RetryPolicy
 from oncewire.broker.engine import Limits
 from oncewire.broker.rules import DEAD_PREFIX
-from oncewire.contracts.broker import RetryPolicy
 from tests.support.broker import Table
 
 HOUR_MS = 3_600_000

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from oncewire import cli
+from oncewire._ground.errors import Corrupt, Overloaded, Refused
 from oncewire.cli import NOUNS, face, main
-from oncewire.errors import Corrupt, Overloaded, Refused
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 import oncewire
+from oncewire._ground.metrics.histogram import SECONDS
+from oncewire._ground.metrics.table import TABLE, Kind
+from oncewire._ground.topology import Topology
+from oncewire._ground.topology.model import Consumer, Stream
+from oncewire._ground.topology.rules import Found, FoundConsumer, FoundStream, plan
 from oncewire.console import rules
 from oncewire.console.payloads import EDIT_BYTES_MAX, HEX_BYTES_MAX, SHOWN_BYTES_MAX, hex_lines, shown_payload
 from oncewire.console.rules import Look
-from oncewire.metrics.histogram import SECONDS
-from oncewire.metrics.table import TABLE, Kind
-from oncewire.topology import Topology
-from oncewire.topology.model import Consumer, Stream
-from oncewire.topology.rules import Found, FoundConsumer, FoundStream, plan
 
 PAGE = Path(oncewire.__file__).parent / "console" / "page"
 DECLARED = Topology(

@@ -15,8 +15,8 @@ import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncewire.contracts import canonical, ids
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts import canonical, ids
+from oncewire._ground.errors import ContractViolation
 
 FOLDER = Path(__file__).parent.parent / "vectors"
 VECTORS = json.loads((FOLDER / "canonical.json").read_text())

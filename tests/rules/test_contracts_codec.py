@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncewire.contracts import codec, ids, inputs, message, runtime, schemas
-from oncewire.errors import ContractViolation, TooLarge
+from oncewire._ground.contracts import codec, ids, inputs, message, runtime, schemas
+from oncewire._ground.errors import ContractViolation, TooLarge
 
 EXAMPLES = {one.kind: one.example.encode() for one in schemas.PUBLISHED}
 CHECKS = {one.kind: one.check for one in schemas.PUBLISHED}

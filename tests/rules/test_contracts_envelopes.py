@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts import broker, headers, ids, inputs, message, realtime, runtime, schemas, trace
-from oncewire.errors import ContractViolation, UnsupportedVersion
+from oncewire._ground.contracts import broker, headers, ids, inputs, message, realtime, runtime, schemas, trace
+from oncewire._ground.errors import ContractViolation, UnsupportedVersion
 
 pytestmark = pytest.mark.usefixtures("loops")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncewire.contracts import ids
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts import ids
+from oncewire._ground.errors import ContractViolation
 
 pytestmark = pytest.mark.usefixtures("loops")
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 
+from oncewire._ground.contracts import broker, evolution, message, realtime, runtime, schemas
 from oncewire.cli import contracts as command
-from oncewire.contracts import broker, evolution, message, realtime, runtime, schemas
 from tests.rules import test_contracts_envelopes as envelopes
 
 ROOT = Path(__file__).parent.parent.parent

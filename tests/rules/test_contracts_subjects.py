@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts import catalog, subjects
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts import catalog, subjects
+from oncewire._ground.errors import ContractViolation
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "subjects.json").read_text())
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts import trace
+from oncewire._ground.contracts import trace
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "trace_context.json").read_text())
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

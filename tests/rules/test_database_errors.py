@@ -6,8 +6,8 @@ import asyncpg
 import psycopg
 import pytest
 
-from oncewire.database.postgres import translate
-from oncewire.errors import NotConnected, OncewireError, Refused, TimedOut, Unavailable
+from oncewire._ground.database.postgres import translate
+from oncewire._ground.errors import NotConnected, OncewireError, Refused, TimedOut, Unavailable
 
 LOST = [
     psycopg.OperationalError("the connection is closed"),

@@ -12,7 +12,7 @@ import promql_parser
 import pytest
 import yaml
 
-from oncewire.metrics.table import TABLE, Kind
+from oncewire._ground.metrics.table import TABLE, Kind
 
 ROOT = Path(__file__).parents[2]
 ADDED = {"instance", "job", "le"}

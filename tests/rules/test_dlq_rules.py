@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts import headers as carried
-from oncewire.contracts import ids, letters
+from oncewire._ground.contracts import headers as carried
+from oncewire._ground.contracts import ids, letters
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream import StoredMessage
 from oncewire.dlq import rules
 from oncewire.dlq.letters import Filter, group, read_letter
 from oncewire.dlq.rules import Act, Failure, Limits, Next, Original, Record, Stand, State
-from oncewire.errors import ContractViolation
-from oncewire.jetstream import StoredMessage
 
 LIMITS = Limits(1 << 20)
 FAILURE = Failure(

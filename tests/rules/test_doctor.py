@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncewire import doctor
-from oncewire.doctor import GIB, MIB, Check, Facts, Folder, Nats, Postgres, Verdict, examine, worst
+from oncewire._ground import doctor
+from oncewire._ground.doctor import GIB, MIB, Check, Facts, Folder, Nats, Postgres, Verdict, examine, worst
 
 
 def jsz(server_id: str = "A", **config: Any) -> dict[str, Any]:

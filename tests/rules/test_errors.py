@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from oncewire import errors
+from oncewire._ground import errors
+from oncewire._ground.errors import OncewireError
 from oncewire.cli import face
-from oncewire.errors import OncewireError
 
 
 def tree(cls: type[OncewireError]) -> list[type[OncewireError]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from oncewire.contracts.realtime import VERSION, DeliveryContract, RealtimeEnvelope, StreamLifecycle, TokenChunk
+from oncewire._ground.contracts.realtime import VERSION, DeliveryContract, RealtimeEnvelope, StreamLifecycle, TokenChunk
 from oncewire.gateway.client.sse import Answers, EventParser, Lifecycle, SseEvent, Token
 
 BYTES = b': hi\r\nid: 1-1\nevent: token\ndata: {"a":\ndata: 1}\n\nid: 1-2\rdata:x\r\rdata\n\n: only a comment\n\n'

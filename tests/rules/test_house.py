@@ -19,12 +19,13 @@ SOURCE = ROOT / "src" / "oncewire"
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
-PURE = ["contracts/**/*.py", "**/rules.py", "jetstream/protocol.py", "gateway/rooms.py", "doctor.py", "ledger/keys.py"]
+PURE = ["**/rules.py", "_ground/contracts/**/*.py", "_ground/jetstream/protocol.py", "_ground/doctor.py"]
+PURE += ["_ground/ledger/keys.py", "gateway/rooms.py"]
 PURE += ["pipeline/auditing/partitions.py"]
 PURE += [f"broker/{name}.py" for name in ("metrics", "openapi", "wire")]
 PURE += [f"gateway/{name}.py" for name in ("channels", "frames", "metrics")]
-PURE += [f"topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "permissions")]
-PURE += [f"topology/{name}.py" for name in ("text", "units", "values")]
+PURE += [f"_ground/topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "permissions")]
+PURE += [f"_ground/topology/{name}.py" for name in ("text", "units", "values")]
 PURE += [f"broker/{name}.py" for name in ("desk", "dispatch", "idempotency", "image", "messages", "state")]
 PURE += [f"broker/{name}.py" for name in ("upkeep", "view", "log/format")]
 PURE += [f"broker/jetstream/{name}.py" for name in ("names", "ops", "packed")]
@@ -33,8 +34,9 @@ IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subp
 CLOCK = {"now", "utcnow", "today"}
 
 PUBLIC = [
-    "Agent", "BrokerClient", "Client", "connect", "Context", "Effect", "ensure_consumers", "GatewayClient",
-    "init_streams", "MessageEnvelope", "RealtimeEnvelope", "Retry", "RuntimeEnvelope", "SyncBrokerClient", "Terminate",
+    "Agent", "BrokerClient", "Client", "connect", "Context", "Effect", "ensure_consumers", "errors", "GatewayClient",
+    "init_streams", "MessageEnvelope", "new_message", "RealtimeEnvelope", "Retry", "RuntimeEnvelope",
+    "SyncBrokerClient", "Terminate", "tokens", "topology",
 ]  # fmt: skip
 PIPELINE = [
     "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_settlements", "audit_silver",
@@ -144,6 +146,6 @@ def test_the_long_forms_can_be_loaded() -> None:
 def test_importing_the_package_loads_neither_client_nor_spark() -> None:
     """A command line that only prints help, and a Spark worker, pay for nothing that they do not use."""
     loaded = "[m for m in ('ssl', 'asyncio', 'pyspark') if m in sys.modules]"
-    code = f"import sys, oncewire, oncewire.jetstream.protocol; print({loaded})"
+    code = f"import sys, oncewire, oncewire._ground.jetstream.protocol; print({loaded})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "[]" == done.stdout.strip()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from oncewire import errors
-from oncewire.errors import ContractViolation, OncewireError
-from oncewire.http.rules import (
+from oncewire._ground import errors
+from oncewire._ground.errors import ContractViolation, OncewireError
+from oncewire._ground.http.rules import (
     Refusal,
     Target,
     answer_of,

@@ -8,10 +8,10 @@ from pathlib import Path
 import nkeys
 import pytest
 
-from oncewire.errors import AuthenticationFailed
-from oncewire.jetstream.auth import credentials
-from oncewire.jetstream.nkeys import NKey, read_creds, read_nkey
-from oncewire.jetstream.options import Options
+from oncewire._ground.errors import AuthenticationFailed
+from oncewire._ground.jetstream.auth import credentials
+from oncewire._ground.jetstream.nkeys import NKey, read_creds, read_nkey
+from oncewire._ground.jetstream.options import Options
 from tests.support.jwt import creds_text, make_seed
 
 NONCE = "PXoWU7zWAMt75FY"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncewire import errors
-from oncewire.jetstream import codes
+from oncewire._ground import errors
+from oncewire._ground.jetstream import codes
 
 VECTORS: list[dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "vectors" / "jetstream_errors.json").read_text()

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from oncewire.jetstream.pace import Pace
-from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
+from oncewire._ground.jetstream.pace import Pace
+from oncewire._ground.jetstream.publish import BATCH_MESSAGES_MAX
 
 DEFAULT = (300.0, 10.0), (2_000.0, 10.0)
 """What a sending takes and each of its messages besides, in microseconds: singles, then a batch."""

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.errors import Refused
-from oncewire.jetstream import Outgoing, protocol
-from oncewire.jetstream.plain import Numbered, plain_frames
-from oncewire.jetstream.publish import encode_header
+from oncewire._ground.errors import Refused
+from oncewire._ground.jetstream import Outgoing, protocol
+from oncewire._ground.jetstream.plain import Numbered, plain_frames
+from oncewire._ground.jetstream.publish import encode_header
 
 pytestmark = pytest.mark.usefixtures("loops")
 

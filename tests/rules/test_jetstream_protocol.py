@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncewire.errors import ContractViolation, ProtocolViolation
-from oncewire.jetstream import protocol
-from oncewire.jetstream.protocol import (
+from oncewire._ground.errors import ContractViolation, ProtocolViolation
+from oncewire._ground.jetstream import protocol
+from oncewire._ground.jetstream.protocol import (
     Event,
     Info,
     Message,

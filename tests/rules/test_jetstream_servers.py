@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from oncewire.errors import InvalidSetting
-from oncewire.jetstream.options import Options, address_of, parse_servers
-from oncewire.jetstream.servers import SERVERS_MAX, Servers
-from oncewire.jetstream.wire import ServerInfo
+from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.jetstream.options import Options, address_of, parse_servers
+from oncewire._ground.jetstream.servers import SERVERS_MAX, Servers
+from oncewire._ground.jetstream.wire import ServerInfo
 
 A, B, C = "nats://a:4222", "nats://b:4222", "nats://c:4222"
 

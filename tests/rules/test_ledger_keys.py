@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.ledger import keys as rules
-from oncewire.ledger.keys import Filter, Place
+from oncewire._ground.ledger import keys as rules
+from oncewire._ground.ledger.keys import Filter, Place
 
 key = st.binary(min_size=16, max_size=16)
 place = st.builds(Place, st.integers(0, 2**43 - 1), st.integers(0, 2**20 - 1))

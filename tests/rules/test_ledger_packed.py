@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts.blocks import Outcome
-from oncewire.errors import ContractViolation, Corrupt
-from oncewire.ledger.packed import COMPRESSED_FROM, pack, unpack
-from oncewire.ledger.rules import Content, Entry, Sending
-from oncewire.ledger.store import read_block
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.errors import ContractViolation, Corrupt
+from oncewire._ground.ledger.packed import COMPRESSED_FROM, pack, unpack
+from oncewire._ground.ledger.rules import Content, Entry, Sending
+from oncewire._ground.ledger.store import read_block
 
 FRAME = b"\x28\xb5\x2f\xfd"
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import Confirmed, Outcome
-from oncewire.contracts.letters import ERROR_CHARS_MAX
-from oncewire.errors import ContractViolation
-from oncewire.jetstream.protocol import encode_headers
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import Confirmed, Outcome
+from oncewire._ground.contracts.letters import ERROR_CHARS_MAX
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream.protocol import encode_headers
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
 from tests.support.guilty import Numeric, Unreadable
 
 pytestmark = pytest.mark.usefixtures("loops")

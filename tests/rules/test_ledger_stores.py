@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncewire.errors import Refused
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.stores import open_store
+from oncewire._ground.errors import Refused
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.stores import open_store
 
 
 @pytest.mark.parametrize(

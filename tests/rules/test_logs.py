@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire import logs
+from oncewire._ground import logs
+from oncewire._ground.masking import MASK, mask_text
 from oncewire.cli.board import Board
-from oncewire.masking import MASK, mask_text
 
 HOSTILE = [
     'room\n{"level": "error", "event": "forged"}',

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.metrics import Histogram, Page, Tally
-from oncewire.metrics.page import SERIES_MAX
-from oncewire.metrics.table import PARTS, TABLE, Kind
+from oncewire._ground.metrics import Histogram, Page, Tally
+from oncewire._ground.metrics.page import SERIES_MAX
+from oncewire._ground.metrics.table import PARTS, TABLE, Kind
 
 CONTRACT = {"produce_rejected_total", "dlq_messages_total", "inflight_messages", "consumer_lag"}
 """Names of the `/v1` contract."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncewire.monitor import Promise, durability
+from oncewire._ground.monitor import Promise, durability
 
 
 def jsz(server_id: str = "A", cluster_size: int = 0, **config: Any) -> dict[str, Any]:

@@ -17,14 +17,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncewire import native
-from oncewire.agent.effects import Effect, Plain, finished, message_of, sending_of
-from oncewire.agent.outflow import outgoing
-from oncewire.contracts import blocks, hashes, runtime
-from oncewire.contracts.codec import BODY_BYTES_MAX
-from oncewire.contracts.ids import Origin, effects_begin
-from oncewire.contracts.inputs import Input
-from oncewire.contracts.runtime import (
+from oncewire._ground import native
+from oncewire._ground.contracts import blocks, hashes, runtime
+from oncewire._ground.contracts.codec import BODY_BYTES_MAX
+from oncewire._ground.contracts.ids import Origin, effects_begin
+from oncewire._ground.contracts.inputs import Input
+from oncewire._ground.contracts.runtime import (
     NO_ACTOR,
     NO_SOURCE,
     TS_MS_MAX,
@@ -37,14 +35,16 @@ from oncewire.contracts.runtime import (
     open_all_complete,
     principal_of,
 )
-from oncewire.contracts.subjects import parse
-from oncewire.errors import ContractViolation, ProtocolViolation
-from oncewire.fields import columns, distinct
-from oncewire.jetstream import Outgoing
-from oncewire.jetstream.protocol import FRAME_BYTES_MAX, Parser
-from oncewire.jetstream.pull import Delivery, parse_replies, parse_reply
-from oncewire.ledger.rules import Ledger, Sending
-from oncewire.native import Columns
+from oncewire._ground.contracts.subjects import parse
+from oncewire._ground.errors import ContractViolation, ProtocolViolation
+from oncewire._ground.fields import columns, distinct
+from oncewire._ground.jetstream import Outgoing
+from oncewire._ground.jetstream.protocol import FRAME_BYTES_MAX, Parser
+from oncewire._ground.jetstream.pull import Delivery, parse_replies, parse_reply
+from oncewire._ground.ledger.rules import Ledger, Sending
+from oncewire._ground.native import Columns
+from oncewire.agent.effects import Effect, Plain, finished, message_of, sending_of
+from oncewire.agent.outflow import outgoing
 from tests.support.native import LOOPS
 
 LEDGER = Ledger("l-1", "default", "w", "biller")

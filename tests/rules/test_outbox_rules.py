@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from oncewire.contracts import decode_realtime
-from oncewire.contracts.realtime import MessageCreated
+from oncewire._ground.contracts import decode_realtime
+from oncewire._ground.contracts.realtime import MessageCreated
 from oncewire.outbox import rules
 from oncewire.outbox.rules import Claim, Key, Pace, Row, Stored, resolved, started
 

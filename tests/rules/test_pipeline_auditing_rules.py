@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import NO_HASH, NO_STATE
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import NO_HASH, NO_STATE
+from oncewire._ground.errors import ContractViolation
 from oncewire.pipeline.auditing import rules
 from oncewire.pipeline.auditing.rules import (
     BUCKET,

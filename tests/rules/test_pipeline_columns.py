@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncewire.jetstream.protocol import Message, Parser
+from oncewire._ground.jetstream.protocol import Message, Parser
 from oncewire.pipeline.columns import HEADERS, TIMESTAMP, Columns, binaries, header_lists
 from oncewire.pipeline.frames import Cuts, split
 from oncewire.pipeline.stream import Row

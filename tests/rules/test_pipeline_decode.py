@@ -12,8 +12,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from oncewire.contracts import ids, inputs, letters, runtime
-from oncewire.errors import Refused, UnsupportedVersion
+from oncewire._ground.contracts import ids, inputs, letters, runtime
+from oncewire._ground.errors import Refused, UnsupportedVersion
 from oncewire.pipeline import decode
 from oncewire.pipeline.families import shown
 from oncewire.pipeline.tables import BRONZE, SILVER

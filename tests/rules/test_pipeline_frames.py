@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncewire.errors import ProtocolViolation
-from oncewire.jetstream.protocol import Event, Message, Parser
+from oncewire._ground.errors import ProtocolViolation
+from oncewire._ground.jetstream.protocol import Event, Message, Parser
 from oncewire.pipeline.frames import Answers, Cuts, Expected, _number_before, _places, split, split_answers
 
 pytestmark = pytest.mark.usefixtures("loops")

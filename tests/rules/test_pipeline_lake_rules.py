@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.contracts import blocks, encode_message, ids, new_message, runtime
-from oncewire.errors import Conflict, Corrupt
+from oncewire._ground.contracts import blocks, encode_message, ids, new_message, runtime
+from oncewire._ground.errors import Conflict, Corrupt
 from oncewire.pipeline import decode
 from oncewire.pipeline.deriving import Sorted, sort_out
 from oncewire.pipeline.families import silver_name
@@ -272,7 +272,7 @@ def test_every_family_becomes_rows_of_its_table() -> None:
 
 def test_identities_are_those_that_an_agent_knows() -> None:
     """A message without an id gets the one that the runtime would give it, which needs the nanoseconds."""
-    from oncewire.contracts import Origin, read_input
+    from oncewire._ground.contracts import Origin, read_input
 
     body = b'{"type":"a","payload":{}}'
     found = decode.decode(bronze_rows(("evt.acme.main.x", body, {}))).parts["runtime"].to_pylist()[0]
@@ -321,7 +321,7 @@ def test_the_same_key_on_another_subject_is_another_message_and_an_edited_replay
 
 
 def test_chat_subjects_may_have_another_prefix() -> None:
-    from oncewire.contracts.catalog import Family
+    from oncewire._ground.contracts.catalog import Family
 
     assert "realtime" == silver_name("talk.c1", (("talk.*", Family.REALTIME),))
     assert "" == silver_name("talk.c1")

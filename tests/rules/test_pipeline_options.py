@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import InvalidSetting
+from oncewire._ground.errors import InvalidSetting
 from oncewire.pipeline.options import ALL, read_options, write_options
 
 CREDS = (

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import ContractViolation, TooLarge
-from oncewire.jetstream import protocol
+from oncewire._ground.errors import ContractViolation, TooLarge
+from oncewire._ground.jetstream import protocol
 from oncewire.pipeline.columns import HEADERS
 from oncewire.pipeline.outgoing import Checked, check, default_ids, frames, id_prefix, ranks, with_id_lines
 from oncewire.pipeline.publish import CHUNK_BYTES, CHUNK_RECORDS, chunks

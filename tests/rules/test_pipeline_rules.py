@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import Corrupt, Refused
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.errors import Corrupt, Refused
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.rules import (
     Facts,
     Offset,

@@ -10,16 +10,16 @@ from typing import Any
 import click
 import pytest
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.settings import Settings
+from oncewire._ground.trust.grants import ACTIONS
+from oncewire._ground.users import DEVELOPER, OPERATOR
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.cli import main
 from oncewire.cli.rights import RIGHTS, Right
 from oncewire.console.routes import ConsoleRoutes
 from oncewire.gateway.routes import GatewayRoutes
 from oncewire.gateway.websocket import RULES
-from oncewire.settings import Settings
-from oncewire.trust.grants import ACTIONS
-from oncewire.users import DEVELOPER, OPERATOR
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "security.md").read_text()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oncewire import settings
-from oncewire.errors import InvalidSetting
-from oncewire.settings import MASK, Settings, mask_url, read_file, resolve, table
+from oncewire._ground import settings
+from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.settings import MASK, Settings, mask_url, read_file, resolve, table
 
 EMPTY: dict[str, Any] = {}
 

@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Path:
         "src/oncewire/agent/api.py": '__all__ = ["Place"]\nclass Place: ...\nclass Step: ...\n' + SHARED.format(n=1),
         "src/oncewire/agent/other.py": "class Step: ...\nclass _Hidden: ...\n" + SHARED.format(n=2),
         "src/oncewire/broker.py": '__all__ = ["Place"]\nclass Place: ...\nclass Step: ...\n',
-        "src/oncewire/settings.py": "class Settings:\n    a: int = 1\n    b: int = 2\n",
+        "src/oncewire/_ground/settings.py": "class Settings:\n    a: int = 1\n    b: int = 2\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

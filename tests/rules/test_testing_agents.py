@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from oncewire._ground.contracts.message import new_message
+from oncewire._ground.errors import Refused
 from oncewire.agent import Agent, Context, Effect, Retry, Terminate
-from oncewire.contracts.message import new_message
-from oncewire.errors import Refused
 from oncewire.testing import AgentTest
 from oncewire.testing.agents import START_MS, STEPS
 

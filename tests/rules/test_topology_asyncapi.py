@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from oncewire.settings import Settings
-from oncewire.topology import Topology, load
-from oncewire.topology.asyncapi import document
-from oncewire.topology.export import export_as
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Topology, load
+from oncewire._ground.topology.asyncapi import document
+from oncewire._ground.topology.export import export_as
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "docs" / "asyncapi.json"

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncewire.errors import InvalidSetting
-from oncewire.settings import Settings
-from oncewire.topology import Env, examine, load, values
-from oncewire.topology.declared import shipped
-from oncewire.topology.export import export_as
-from oncewire.topology.files import FILE_BYTES_MAX, Declared, Source, declare, line_numbers
-from oncewire.topology.findings import Finding, errors
-from oncewire.topology.lint import lint
-from oncewire.topology.units import parse_bytes, parse_duration_ns, show_bytes, show_duration
+from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Env, examine, load, values
+from oncewire._ground.topology.declared import shipped
+from oncewire._ground.topology.export import export_as
+from oncewire._ground.topology.files import FILE_BYTES_MAX, Declared, Source, declare, line_numbers
+from oncewire._ground.topology.findings import Finding, errors
+from oncewire._ground.topology.lint import lint
+from oncewire._ground.topology.units import parse_bytes, parse_duration_ns, show_bytes, show_duration
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "topology"
 DOCS = Path(__file__).parents[2] / "docs"

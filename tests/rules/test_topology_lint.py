@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from oncewire.contracts.catalog import CATALOG, Entry, Family
-from oncewire.settings import Settings
-from oncewire.topology import Consumer, Finding, Service, Severity, Stream, Topology, load
-from oncewire.topology.findings import errors
-from oncewire.topology.lint import lint
+from oncewire._ground.contracts.catalog import CATALOG, Entry, Family
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Consumer, Finding, Service, Severity, Stream, Topology, load
+from oncewire._ground.topology.findings import errors
+from oncewire._ground.topology.lint import lint
 
 WORKER = Service(name="worker")
 

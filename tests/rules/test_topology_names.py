@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from oncewire.errors import ContractViolation
-from oncewire.topology import durable_name, sr_durable_name
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.topology import durable_name, sr_durable_name
 
 
 def test_an_agent_of_the_default_tenant_is_named_alone() -> None:

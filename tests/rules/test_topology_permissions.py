@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.settings import Settings
-from oncewire.topology import Stream, Topology
-from oncewire.topology.lint import lint
-from oncewire.topology.model import Consumer, Service, bucket
-from oncewire.topology.permissions import User, developer, document, users
-from oncewire.topology.values import agent as read_agent
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Stream, Topology
+from oncewire._ground.topology.lint import lint
+from oncewire._ground.topology.model import Consumer, Service, bucket
+from oncewire._ground.topology.permissions import User, developer, document, users
+from oncewire._ground.topology.values import agent as read_agent
 
 ORDERS = Stream(key="ORDERS", name="ORDERS", subjects=("orders.>",))
 QUEUE = Stream(key="QUEUE", name="QUEUE", subjects=("jobs.>",), retention="workqueue")
@@ -134,7 +134,7 @@ def test_wide_users_hear_no_answers_to_others_and_developers_write_no_letters() 
 
 
 def test_prefixes_of_the_settings_act_on_names_and_durables(tmp_path: Path) -> None:
-    from oncewire import topology as declared
+    from oncewire._ground import topology as declared
 
     file = tmp_path / "own.toml"
     file.write_text('[services.a]\nagent = "a"\nhandles = ["sr.events.loop"]\nreads = ["sr-commands"]\n')

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from oncewire.topology import Consumer, Plan, Step, Stream, Topology
-from oncewire.topology.rules import (
+from oncewire._ground.topology import Consumer, Plan, Step, Stream, Topology
+from oncewire._ground.topology.rules import (
     Act,
     Found,
     FoundConsumer,
@@ -19,7 +19,7 @@ from oncewire.topology.rules import (
     plan,
     show,
 )
-from oncewire.topology.text import plan_lines, summary
+from oncewire._ground.topology.text import plan_lines, summary
 
 DAY_NS = 86_400 * 10**9
 A = Stream(key="A", name="A", subjects=("a.>",), max_age_ns=7 * DAY_NS, max_bytes=1_000)

@@ -17,14 +17,21 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from oncewire.errors import AuthenticationFailed, Corrupt, InvalidSetting, NotFound, PermissionDenied, Unavailable
-from oncewire.files import write_whole
-from oncewire.http.principal import ANYONE, NOBODY, Principal
-from oncewire.trust import jwts
-from oncewire.trust.gate import Gate
-from oncewire.trust.grants import check_grants, covers
-from oncewire.trust.keys import KeyFile
-from oncewire.trust.tickets import LIVES_S, Tickets
+from oncewire._ground.errors import (
+    AuthenticationFailed,
+    Corrupt,
+    InvalidSetting,
+    NotFound,
+    PermissionDenied,
+    Unavailable,
+)
+from oncewire._ground.files import write_whole
+from oncewire._ground.http.principal import ANYONE, NOBODY, Principal
+from oncewire._ground.trust import jwts
+from oncewire._ground.trust.gate import Gate
+from oncewire._ground.trust.grants import check_grants, covers
+from oncewire._ground.trust.keys import KeyFile
+from oncewire._ground.trust.tickets import LIVES_S, Tickets
 
 NOW = 1_800_000_000
 

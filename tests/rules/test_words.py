@@ -61,7 +61,9 @@ def test_what_users_read_is_looked_at_and_nothing_else(tmp_path: Path) -> None:
     files = {
         "README.md": "It stands.\n\n```\nIt stands.\n```\n\n`it stands` [here](it stands)\n",
         "docs/reference/cli.md": "It stands.\n",
-        "src/oncewire/errors.py": 'class Gone(Exception):\n    """It stands."""\n\n\nclass A:\n    x = "stands"\n',
+        "src/oncewire/_ground/errors.py": (
+            'class Gone(Exception):\n    """It stands."""\n\n\nclass A:\n    x = "stands"\n'
+        ),
         "src/oncewire/part.py": '"""It stands."""\n# it stands\n\n\ndef f():\n    """It stands."""\n'
         '    raise ValueError("it stands")\n\n\n@click.command()\ndef g():\n    """It stands."""\n',
         "src/oncewire/demo/page/a.js": '// it stands\nconst stands = "it stands";\n/* it stands */ x("stands");\n',
@@ -71,7 +73,7 @@ def test_what_users_read_is_looked_at_and_nothing_else(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     assert [
-        ("README.md", 1), ("src/oncewire/demo/page/a.js", 2), ("src/oncewire/errors.py", 2),
+        ("README.md", 1), ("src/oncewire/_ground/errors.py", 2), ("src/oncewire/demo/page/a.js", 2),
         ("src/oncewire/part.py", 7), ("src/oncewire/part.py", 12),
     ] == sorted((hit.file, hit.line) for hit in words.hits(tmp_path))  # fmt: skip
 

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, connect
 from oncewire.broker.engine import Consume, Limits, Settle
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, connect
 from tests.support.broker import Reader
 from tests.support.nats import NatsServer
 from tests.support.wait import until, within

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oncewire.contracts import encode_message, new_message
-from oncewire.jetstream import Outgoing
+from oncewire._ground.contracts import encode_message, new_message
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline.deriving import Batch
 from oncewire.pipeline.lake.keep import Keeping
 from oncewire.pipeline.lake.log import Lake

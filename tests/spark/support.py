@@ -12,7 +12,7 @@ import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
 import oncewire
-from oncewire.jetstream import Outgoing
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline.source import HAS_ADMISSION
 from tests.support.nats import NatsServer
 

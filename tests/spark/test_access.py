@@ -8,7 +8,7 @@ from typing import Any
 import nkeys
 import pytest
 
-from oncewire.errors import AuthenticationFailed, NotConnected, PermissionDenied
+from oncewire._ground.errors import AuthenticationFailed, NotConnected, PermissionDenied
 from oncewire.pipeline.options import Access, read_options
 from oncewire.pipeline.wire import Wire, connect
 from tests.support.jwt import Operator, make_seed

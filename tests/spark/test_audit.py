@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import Outcome
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import Outcome
 from oncewire.pipeline.auditing.run import audit, keep_verdict, last_verdicts
 from oncewire.pipeline.auditing.verdict import Finding, Verdict
 from tests.support.lakes import DLQ, EVENTS, LEDGER, FakeAgent, Lake, bill

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncewire.contracts.topics import RECORDS
+from oncewire._ground.contracts.topics import RECORDS
 from oncewire.pipeline.auditing.run import audit
 from oncewire.pipeline.auditing.verdict import Verdict
 from tests.support.brokerlakes import FakeTopic, repack

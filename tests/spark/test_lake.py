@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from oncewire.errors import Conflict, Corrupt
-from oncewire.jetstream import Outgoing
+from oncewire._ground.errors import Conflict, Corrupt
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline import bronze, deriving, silver, standing
 from oncewire.pipeline.checkpoints import folder_of
 from oncewire.pipeline.deriving import Silver

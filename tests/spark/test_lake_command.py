@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.settings import Settings
 from oncewire.cli import lakeside
 from oncewire.cli.board import Board
 from oncewire.embedded.folder import Server
-from oncewire.settings import Settings
 from tests.support.up import Up, made, oncewire, until
 
 EVENT = "evt.default.demo.orders.placed"

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire.errors import Conflict, Corrupt
-from oncewire.jetstream import Outgoing
+from oncewire._ground.errors import Conflict, Corrupt
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline import read_table, standing
 from oncewire.pipeline.lake.keep import Keeper, Keeping
 from oncewire.pipeline.lake.log import Lake

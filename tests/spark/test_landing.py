@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire.errors import Corrupt
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.errors import Corrupt
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import rules
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.lake.rules import Step

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import oncewire
-from oncewire.topology import ensure
+from oncewire._ground.topology import ensure
 from tests.spark.lakes import once, rows
 from tests.support import gateway
 from tests.support.nats import NatsServer

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import Corrupt
+from oncewire._ground.errors import Corrupt
 from oncewire.pipeline import outgoing, stream
 from oncewire.pipeline.columns import Columns
 from oncewire.pipeline.options import Access, ReadOptions

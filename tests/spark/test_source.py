@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire.jetstream import Outgoing
+from oncewire._ground.jetstream import Outgoing
 from tests.spark.support import api, fill, make_stream, publish, read, sequences, state, until
 from tests.support.nats import NatsServer, nats_server
 

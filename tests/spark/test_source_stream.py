@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire.contracts.subjects import INCARNATIONS_BUCKET
-from oncewire.jetstream import Outgoing
+from oncewire._ground.contracts.subjects import INCARNATIONS_BUCKET
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline import backlog
 from tests.spark.support import (
     LATE,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire.contracts.broker import RetryPolicy
-from oncewire.contracts.topics import RECORDS, records_of
-from oncewire.errors import NotFound
-from oncewire.jetstream import Outgoing
+from oncewire._ground.contracts.broker import RetryPolicy
+from oncewire._ground.contracts.topics import RECORDS, records_of
+from oncewire._ground.errors import NotFound
+from oncewire._ground.jetstream import Outgoing
 from oncewire.pipeline.auditing.run import audit
 from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake.keep import Keeping

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from oncewire import topology, users
-from oncewire.jetstream import Client, connect
-from oncewire.settings import Settings
-from oncewire.topology import Topology
+from oncewire._ground import topology, users
+from oncewire._ground.jetstream import Client, connect
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Topology
 from tests.support.nats import NatsServer
 from tests.support.up import ONCEWIRE, clean_environ
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
+from oncewire._ground.contracts.records import decode_record, encode
+from oncewire._ground.errors import OncewireError, OutcomeUnknown
 from oncewire.broker import rules, upkeep
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Idempotency, Limits, RoutingDecision, Settle
 from oncewire.broker.image import settle_in
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
-from oncewire.contracts.records import decode_record, encode
-from oncewire.errors import OncewireError, OutcomeUnknown
 
 START_MS = 1_800_000_000_000
 

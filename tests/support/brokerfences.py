@@ -11,12 +11,12 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+from oncewire._ground.contracts.broker import ProduceBody
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import connect
 from oncewire.broker.engine import Consume, Limits, Produced, Settle
 from oncewire.broker.jetstream.cell import Cell
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts.broker import ProduceBody
-from oncewire.errors import OncewireError
-from oncewire.jetstream import connect
 from tests.support.broker import Reader
 from tests.support.streams import unique
 from tests.support.wait import until, within

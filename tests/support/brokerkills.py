@@ -10,9 +10,9 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery
+from oncewire._ground.errors import OncewireError
 from oncewire.broker.client import BrokerClient
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
-from oncewire.errors import OncewireError
 from tests.support.up import clean_environ
 
 BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from oncewire.contracts.broker import DeadLetter, DeliveredEnvelope
-from oncewire.contracts.records import (
+from oncewire._ground.contracts.broker import DeadLetter, DeliveredEnvelope
+from oncewire._ground.contracts.records import (
     Acked,
     Buried,
     GroupMade,
@@ -18,7 +18,7 @@ from oncewire.contracts.records import (
     Trimmed,
     encode_document,
 )
-from oncewire.contracts.topics import RECORDS, prefix_of, records_of, stream_of
+from oncewire._ground.contracts.topics import RECORDS, prefix_of, records_of, stream_of
 from tests.support.lakes import CREATED_NS, Lake
 
 GROUP = 1

@@ -7,8 +7,8 @@ import itertools
 import random
 from dataclasses import dataclass, field
 
+from oncewire._ground.errors import Corrupt, OncewireError, OutcomeUnknown
 from oncewire.broker.log.writer import Log
-from oncewire.errors import Corrupt, OncewireError, OutcomeUnknown
 from tests.support.disk import SimDisk
 
 

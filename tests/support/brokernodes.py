@@ -27,10 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
+from oncewire._ground.errors import OncewireError, Unavailable
 from oncewire.broker.client import BrokerClient
 from oncewire.broker.client.calls import Lease, Message
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
-from oncewire.errors import OncewireError, Unavailable
 from tests.support.up import clean_environ
 from tests.support.wait import until, until_async
 

@@ -21,6 +21,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
+from oncewire._ground.contracts.records import encode
+from oncewire._ground.errors import Conflict, ContractViolation, OncewireError, OutcomeUnknown
 from oncewire.broker import rules, upkeep
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import BufferFull, Consume, Idempotency, Limits, Produced, Settle
@@ -28,9 +31,6 @@ from oncewire.broker.image import capture
 from oncewire.broker.journal import replay_into
 from oncewire.broker.log.writer import Log
 from oncewire.broker.state import State, Subscriber
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
-from oncewire.contracts.records import encode
-from oncewire.errors import Conflict, ContractViolation, OncewireError, OutcomeUnknown
 from tests.support.disk import SimDisk
 
 GROUPS = ("g", "h")

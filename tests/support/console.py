@@ -12,16 +12,16 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings, resolve
 from oncewire.cli import console
 from oncewire.console.watch import Figures, Watch
 from oncewire.dlq.replay import inject
-from oncewire.jetstream import Client, options_from
 from oncewire.pipeline.auditing.run import keep_verdict
 from oncewire.pipeline.gold.tables import HEALTH, RUNS, STEPS
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.tables import BRONZE, table_path
-from oncewire.settings import Settings, resolve
 from tests.support import reports
 from tests.support.http import Answer, Wire, wire
 from tests.support.nats import NatsServer

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncewire.contracts import letters as names
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client, Outgoing
 from oncewire.dlq.service import DlqOptions, Service, serving
-from oncewire.jetstream import Client, Outgoing
 from tests.support.streams import make_consumer, make_stream, unique, witness
 from tests.support.up import clean_environ
 from tests.support.wait import until_async

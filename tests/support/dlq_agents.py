@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from oncewire._ground.contracts import blocks
+from oncewire._ground.jetstream import Client
+from oncewire._ground.ledger.sqlite import SqliteStore
 from oncewire.agent import Agent
 from oncewire.agent.run import Runner, running
-from oncewire.contracts import blocks
-from oncewire.jetstream import Client
-from oncewire.ledger.sqlite import SqliteStore
 from tests.support.streams import unique
 
 EVENTS = "MESHFORGE_EVENTS"

@@ -15,8 +15,8 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
-from oncewire.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE
-from oncewire.contracts.realtime import (
+from oncewire._ground.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE
+from oncewire._ground.contracts.realtime import (
     VERSION,
     DeliveryContract,
     Event,
@@ -26,10 +26,10 @@ from oncewire.contracts.realtime import (
     TokenChunk,
     encode_realtime,
 )
+from oncewire._ground.jetstream import Client, Outgoing
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.run import serving
 from oncewire.gateway.service import Gateway
-from oncewire.jetstream import Client, Outgoing
 from tests.support.up import clean_environ
 from tests.support.wait import within
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
+from oncewire._ground.errors import Corrupt, NotConnected, Unavailable
 from oncewire.agent import Retry, Terminate
-from oncewire.errors import Corrupt, NotConnected, Unavailable
 
 
 class Guilt(NamedTuple):

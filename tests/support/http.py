@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from oncewire.http import Limits, Routes, Server
+from oncewire._ground.http import Limits, Routes, Server
 from tests.support.wait import within
 
 

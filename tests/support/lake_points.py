@@ -35,7 +35,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.contracts.topics import STREAM_PREFIXES
+from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire.pipeline import deriving, topics
 from oncewire.pipeline.lake import keep
 from oncewire.pipeline.lake.bucket import Bucket

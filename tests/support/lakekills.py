@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
-from oncewire.contracts.topics import SUBJECTS
-from oncewire.jetstream import Outgoing
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts.topics import SUBJECTS
+from oncewire._ground.jetstream import Outgoing
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake.log import SILVER_APP
 from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.tables import open_table

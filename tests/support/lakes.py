@@ -11,14 +11,14 @@ import msgspec
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from oncewire.contracts import blocks, ids, letters, subjects
-from oncewire.contracts.blocks import Confirmed, Outcome
-from oncewire.contracts.headers import MSG_ID
-from oncewire.contracts.inputs import read_input
-from oncewire.errors import ContractViolation
-from oncewire.jetstream.protocol import parse_time_ns
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
+from oncewire._ground.contracts import blocks, ids, letters, subjects
+from oncewire._ground.contracts.blocks import Confirmed, Outcome
+from oncewire._ground.contracts.headers import MSG_ID
+from oncewire._ground.contracts.inputs import read_input
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
 from oncewire.pipeline import tables
 from oncewire.pipeline.decode import decode
 from oncewire.pipeline.lake.log import SILVER_APP

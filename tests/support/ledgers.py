@@ -13,14 +13,14 @@ from typing import Any
 
 import psycopg
 
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import Outcome
-from oncewire.database.migrate import migrations
-from oncewire.ledger import rules
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.rules import Content, Delayed, Entry, Sending, Source
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.store import Appended, Mark, Store
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.database.migrate import migrations
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Sending, Source
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.store import Appended, Mark, Store
 from tests.support.postgres import shared_postgres
 
 TENANT, WORKSPACE, AGENT = "default", "demo", "biller"

@@ -6,8 +6,8 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, Options, Outgoing, PubAck
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, Options, Outgoing, PubAck
 
 PAYLOAD = b"x" * 200
 

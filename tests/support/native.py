@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncewire import native
+from oncewire._ground import native
 
 LOOPS = ("deliveries", "gather", "messages", "replies", "envelopes", "frames", "is_plain")
 LOOPS += ("columns", "blake2b_all", "blake2b_sum", "sha256_all", "caused")

@@ -19,8 +19,8 @@ from typing import Any
 import asyncpg
 
 import oncewire
+from oncewire._ground.jetstream import Client
 from oncewire.cli import face
-from oncewire.jetstream import Client
 from oncewire.outbox.relay import Relay, RelayOptions
 from tests.support.streams import stored_ids, witness
 from tests.support.wait import until_async

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import asyncpg
 
-from oncewire.database.migrate import migrate
+from oncewire._ground.database.migrate import migrate
 from oncewire.embedded.postgres import programs
 from oncewire.embedded.process import LAUNCH
 from tests.support.ports import free_port

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import oncewire
-from oncewire.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
 from tests.support.gateway import Running, message, new_conversation
 from tests.support.nats import NatsServer
 from tests.support.streams import witness

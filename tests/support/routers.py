@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from oncewire._ground.contracts.broker import ProduceBody
 from oncewire.broker.engine import RoutingDecision
-from oncewire.contracts.broker import ProduceBody
 
 
 def label(topic: str, body: ProduceBody) -> RoutingDecision:

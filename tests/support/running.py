@@ -11,12 +11,12 @@ from typing import Any
 
 import nats.js.errors
 
+from oncewire._ground.jetstream import Client, connect
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.topology import init_streams
 from oncewire.agent import Agent, Runner
 from oncewire.agent import running as run
-from oncewire.jetstream import Client, connect
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.store import Store
-from oncewire.topology import init_streams
 from tests.support.streams import unique, witness
 from tests.support.wait import until
 

@@ -222,8 +222,8 @@ async def jetstream_broker(settings: dict[str, str], url: str) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def _broker(settings: dict[str, str], more: dict[str, str]) -> AsyncIterator[int]:
+    from oncewire._ground.settings import resolve
     from oncewire.cli.broker import serving
-    from oncewire.settings import resolve
 
     flags = {f"broker_{name}": value for name, value in settings.items() if name != "wal"}
     async with serving(resolve({**flags, **more, "broker_listen": "127.0.0.1:0"}, {}, {}).settings) as (server, _):

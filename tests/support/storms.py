@@ -6,8 +6,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, connect
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, connect
 from tests.support.load import Load, load_client
 from tests.support.nats import Cluster, NatsServer
 from tests.support.streams import make_consumer, make_stream, stored_ids

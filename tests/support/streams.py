@@ -11,7 +11,7 @@ from nats.aio.client import Client as Witness
 from nats.aio.msg import Msg
 from nats.js.errors import ServiceUnavailableError
 
-from oncewire.jetstream import Client, Outgoing
+from oncewire._ground.jetstream import Client, Outgoing
 from tests.support.wait import until_async
 
 _serial = itertools.count(1)

@@ -15,12 +15,12 @@ import msgspec
 import pydantic
 import pytest
 
+from oncewire._ground.contracts import blocks
+from oncewire._ground.contracts.blocks import Announcement
+from oncewire._ground.contracts.message import new_message
+from oncewire._ground.errors import Conflict
+from oncewire._ground.jetstream import Client
 from oncewire.agent import Agent, Context, Effect, Retry, Terminate
-from oncewire.contracts import blocks
-from oncewire.contracts.blocks import Announcement
-from oncewire.contracts.message import new_message
-from oncewire.errors import Conflict
-from oncewire.jetstream import Client
 from tests.support.nats import NatsServer
 from tests.support.running import (
     COMMANDS,
@@ -532,7 +532,7 @@ async def test_a_subject_without_a_handler_waits_for_a_process_that_knows_it(
 async def test_an_agent_bound_to_a_consumer_of_the_catalog_changes_nothing(
     shared_server: NatsServer, tmp_path: Path
 ) -> None:
-    from oncewire.topology import ensure_consumers, load
+    from oncewire._ground.topology import ensure_consumers, load
 
     subject = next(one for one in load().consumers if one.name == "billing_worker_usage_metered").filters[0]
     agent = Agent("metering", consumers={"BILLING": "billing_worker_usage_metered"})

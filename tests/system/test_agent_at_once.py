@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from oncewire._ground.contracts.blocks import Announcement, read_announcement
+from oncewire._ground.jetstream import Message, StoredMessage
+from oncewire._ground.ledger.postgres import PostgresStore
+from oncewire._ground.ledger.rules import Delayed
 from oncewire.agent import Agent, Context, Effect
 from oncewire.agent.lookout import as_delivered
-from oncewire.contracts.blocks import Announcement, read_announcement
-from oncewire.jetstream import Message, StoredMessage
-from oncewire.ledger.postgres import PostgresStore
-from oncewire.ledger.rules import Delayed
 from tests.support.ledgers import PostgresKit
 from tests.support.nats import NatsServer
 from tests.support.running import (

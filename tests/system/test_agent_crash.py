@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import NotFound
 from oncewire.agent import Context
-from oncewire.errors import NotFound
 from tests.faults import agent_points as points
 from tests.faults import agent_scenes as scenes
 from tests.faults.agent_crash import STORES, chain, store_url

@@ -16,17 +16,17 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Corrupt, NotFound, Refused, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing, losses
+from oncewire._ground.jetstream.keyvalue import KeyValue
+from oncewire._ground.ledger.rules import Sending
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.settings import Settings
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
 from oncewire.agent.intake import Intake
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.sources import adopt
-from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
-from oncewire.jetstream import Client, Outgoing, losses
-from oncewire.jetstream.keyvalue import KeyValue
-from oncewire.ledger.rules import Sending
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import (
     COMMANDS,
@@ -841,7 +841,7 @@ async def test_an_exhausted_input_whose_body_is_gone_is_still_reported(server: N
 
 
 def sources_key(runner: Runner, sequence: int) -> bytes:
-    from oncewire.ledger import rules
+    from oncewire._ground.ledger import rules
 
     return rules.position_key(runner.ledger.name, EVENTS, runner.opened[EVENTS].source.created, sequence)
 
@@ -883,7 +883,7 @@ async def test_an_adapters_state_is_a_fold_over_the_ledger(shared_server: NatsSe
 
 
 async def test_a_missing_stream_is_named_at_the_start(server: NatsServer, tmp_path: Path) -> None:
-    from oncewire.jetstream import connect
+    from oncewire._ground.jetstream import connect
 
     agent = echo(new_agent(), f"{OUT}.x")
     async with connect(server.url) as client:

@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 
+from oncewire._ground.errors import TooLarge
+from oncewire._ground.jetstream import Client, Outgoing, PubAck, connect
 from oncewire.agent.exits import Exit
 from oncewire.agent.ways import LOOK, SYNCED_US
-from oncewire.errors import TooLarge
-from oncewire.jetstream import Client, Outgoing, PubAck, connect
 from tests.support.fakes import Proxy
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_stream, outgoing, state_of, stored_ids

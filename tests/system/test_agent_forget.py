@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Refused
+from oncewire._ground.settings import Settings
 from oncewire.agent import Agent, Context, Effect, replay
 from oncewire.agent.forget import DAY_S
 from oncewire.agent.status import ledger_status
-from oncewire.errors import Refused
-from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in
 from tests.support.streams import unique

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Refused
+from oncewire._ground.jetstream import Pull
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.ledger.stores import open_store
 from oncewire.agent import Agent, Context, Effect
-from oncewire.errors import Refused
-from oncewire.jetstream import Pull
-from oncewire.ledger.store import Store
-from oncewire.ledger.stores import open_store
 from tests.support import guilty
 from tests.support.guilty import Guilt
 from tests.support.ledgers import PostgresKit

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Corrupt
+from oncewire._ground.jetstream import losses
+from oncewire._ground.jetstream.losses import Cause
 from oncewire.agent import Agent, Context, Effect, Runner
 from oncewire.agent.sources import last_announced
-from oncewire.errors import Corrupt
-from oncewire.jetstream import losses
-from oncewire.jetstream.losses import Cause
 from tests.support.nats import NatsServer
 from tests.support.running import EVENTS, command, counted, new_agent, prepared, run, send, sqlite_in
 from tests.support.wait import until, until_async

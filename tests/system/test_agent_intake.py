@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Corrupt
+from oncewire._ground.jetstream import Outgoing
 from oncewire.agent import Agent, Runner
 from oncewire.agent.flow import Bucket
 from oncewire.agent.intake import FEW, Intake
 from oncewire.agent.keepalive import KeepAlive
 from oncewire.agent.read import Reading
-from oncewire.errors import Corrupt
-from oncewire.jetstream import Outgoing
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in
 from tests.support.streams import unique

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.ledger.rules import position_key
+from oncewire._ground.ledger.store import Attempt
+from oncewire._ground.settings import Settings
 from oncewire.agent import Agent, Context, sources
-from oncewire.jetstream import Client, losses
-from oncewire.ledger.rules import position_key
-from oncewire.ledger.store import Attempt
-from oncewire.settings import Settings
 from tests.support.nats import NatsServer
 from tests.support.running import COMMANDS, EVENTS, command, counted, new_agent, prepared, run, send, sqlite_in
 from tests.support.streams import consumer_info, state_of, unique, witness

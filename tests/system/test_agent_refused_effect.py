@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from oncewire._ground.contracts.blocks import Announcement, read_announcement
 from oncewire.agent import Context, Effect
-from oncewire.contracts.blocks import Announcement, read_announcement
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send, sqlite_in, stored
 from tests.support.wait import until_async

@@ -11,11 +11,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from oncewire._ground.contracts.message import new_message
+from oncewire._ground.database.migrate import migrations
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.ledger.stores import open_store
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
-from oncewire.contracts.message import new_message
-from oncewire.database.migrate import migrations
-from oncewire.ledger.store import Store
-from oncewire.ledger.stores import open_store
 from tests.support.ledgers import PostgresKit
 from tests.support.nats import NatsServer
 from tests.support.postgres import postgres_server

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import Refused
+from oncewire._ground.jetstream import Client
+from oncewire._ground.ledger.stores import open_store
 from oncewire.agent import Agent, Context, Effect, Runner
-from oncewire.errors import Refused
-from oncewire.jetstream import Client
-from oncewire.ledger.stores import open_store
 from tests.support.ledgers import LedgerKit, PostgresKit, SqliteKit
 from tests.support.nats import NatsServer
 from tests.support.running import EVENTS, command, counted, new_agent, payload_of, prepared, run, send, stored

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from oncewire._ground.errors import Overloaded, Unavailable
 from oncewire.broker.client import SyncBrokerClient
 from oncewire.cli.broker import broker
-from oncewire.errors import Overloaded, Unavailable
 from tests.support.up import clean_environ
 
 BROKER = [sys.executable, "-c", "from oncewire.cli.broker import broker; broker()"]

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 import oncewire
-from oncewire.broker.client import BrokerClient, Message, SyncBrokerClient, Worker
-from oncewire.cli.broker import serving
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
-from oncewire.errors import (
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, RetryPolicy
+from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
     InvalidSetting,
@@ -25,7 +23,9 @@ from oncewire.errors import (
     Refused,
     TimedOut,
 )
-from oncewire.settings import resolve
+from oncewire._ground.settings import resolve
+from oncewire.broker.client import BrokerClient, Message, SyncBrokerClient, Worker
+from oncewire.cli.broker import serving
 from tests.support.fakes import Proxy
 from tests.support.scenarios import local_broker
 from tests.support.tls import Authority

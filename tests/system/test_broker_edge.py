@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import AuthenticationFailed
+from oncewire._ground.http import Principal, Request, Server
 from oncewire.broker.local import open_local
 from oncewire.broker.routes import BrokerRoutes
-from oncewire.errors import AuthenticationFailed
-from oncewire.http import Principal, Request, Server
 from tests.support.http import get, post, wire
 from tests.support.scenarios import local_broker
 from tests.support.wait import until_async

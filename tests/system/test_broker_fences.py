@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts import topics
 from oncewire.broker.jetstream import cell, session
 from oncewire.broker.jetstream.takeover import Taker
-from oncewire.contracts import topics
 from tests.support.brokerfences import SCENES, delivers_nothing, settles_no_other, settles_nothing, stores_nothing
 from tests.support.nats import NatsServer, nats_server
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts.broker import ProduceBody
+from oncewire._ground.contracts.records import decode_document
+from oncewire._ground.jetstream import Client, Outgoing, connect
 from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.jetstream.sending import Tail
-from oncewire.contracts.broker import ProduceBody
-from oncewire.contracts.records import decode_document
-from oncewire.jetstream import Client, Outgoing, connect
 from tests.support.brokerfences import asked
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import unique

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
+from oncewire._ground.errors import ContractViolation, OncewireError, Unavailable
+from oncewire._ground.jetstream import connect
 from oncewire.broker.engine import Consume, Idempotency, Limits, Settle
 from oncewire.broker.idempotency import identity_of
 from oncewire.broker.jetstream.cell import Cell
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody
-from oncewire.errors import ContractViolation, OncewireError, Unavailable
-from oncewire.jetstream import connect
 from tests.support.broker import Reader
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import unique

@@ -10,15 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
+from oncewire._ground.errors import OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, connect
 from oncewire.broker.engine import Consume, Limits, Produced, Settle, TooManyReaders
 from oncewire.broker.jetstream import cell, names
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.broker.jetstream.takeover import FIRST_PAGE
-from oncewire.contracts import topics
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, RetryPolicy
-from oncewire.errors import OncewireError, Unavailable
-from oncewire.jetstream import Client, connect
 from tests.support.broker import Reader
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import unique

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.contracts.broker import ProduceBody
+from oncewire._ground.errors import OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, connect
 from oncewire.broker.engine import Limits, Produced
 from oncewire.broker.jetstream.catalog import Entry, Listed, listed
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts import topics
-from oncewire.contracts.broker import ProduceBody
-from oncewire.errors import OncewireError, Unavailable
-from oncewire.jetstream import Client, connect
 from tests.support.brokernodes import Proxy
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import unique

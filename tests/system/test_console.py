@@ -11,18 +11,18 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.errors import AuthenticationFailed
+from oncewire._ground.http import OPEN
+from oncewire._ground.jetstream import losses
+from oncewire._ground.jetstream.losses import Cause, Loss
+from oncewire._ground.settings import resolve
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.broker.client import BrokerClient
 from oncewire.cli import broker, observe
 from oncewire.cli import console as cli_console
 from oncewire.console.routes import ConsoleRoutes
-from oncewire.contracts import letters as names
-from oncewire.errors import AuthenticationFailed
-from oncewire.http import OPEN
-from oncewire.jetstream import losses
-from oncewire.jetstream.losses import Cause, Loss
 from oncewire.pipeline.lake.hold import write_state
-from oncewire.settings import resolve
-from oncewire.trust.keys import KeyFile
 from tests.support.console import SUBJECT, Events, Served, kill_off, make_lake, served
 from tests.support.nats import NatsServer
 from tests.support.tls import Authority

@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 import oncewire
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.ledger.store import Attempt
+from oncewire._ground.topology import ensure
 from oncewire.agent.effects import Terminate
-from oncewire.contracts import letters as names
-from oncewire.jetstream import Client
-from oncewire.ledger import rules
-from oncewire.ledger.sqlite import SqliteStore
-from oncewire.ledger.store import Attempt
-from oncewire.topology import ensure
 from tests.support.dlq import QUICK, given_up, letters_of, service, until_letters
 from tests.support.dlq_agents import EVENTS, Work
 from tests.support.nats import NatsServer, nats_server

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import oncewire
-from oncewire.contracts import letters as names
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.topology import ensure
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions, Report
-from oncewire.jetstream import Client, Outgoing
-from oncewire.topology import ensure
 from tests.support.dlq import failing, given_up, letters_of, read_stream, service, until_letters
 from tests.support.nats import NatsServer
 from tests.support.streams import consumer_info, make_stream

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 import oncewire
-from oncewire.contracts import ids
-from oncewire.contracts import letters as names
-from oncewire.jetstream import Client
-from oncewire.jetstream.protocol import parse_time_ns
-from oncewire.topology import ensure
+from oncewire._ground.contracts import ids
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire._ground.topology import ensure
 from tests.support.dlq import (
     QUICK,
     TRACE,

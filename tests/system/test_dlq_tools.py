@@ -18,16 +18,16 @@ import pytest_asyncio
 from click.testing import CliRunner
 
 import oncewire
+from oncewire._ground.contracts import headers as carried
+from oncewire._ground.contracts import ids
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire._ground.topology import ensure
 from oncewire.agent.effects import Terminate
 from oncewire.cli import main
-from oncewire.contracts import headers as carried
-from oncewire.contracts import ids
-from oncewire.contracts import letters as names
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
-from oncewire.jetstream import Client, losses
-from oncewire.jetstream.protocol import parse_time_ns
-from oncewire.topology import ensure
 from tests.support.dlq import Found, failing, given_up, letters_of, read_stream, service, until_letters
 from tests.support.dlq_agents import EVENTS, Work
 from tests.support.nats import NatsServer, nats_server

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from oncewire import extras
-from oncewire.embedded import java, nats, postgres, process
+from oncewire._ground import extras, java
+from oncewire._ground.errors import Conflict, Refused, Unavailable
+from oncewire._ground.files import write_whole
+from oncewire.embedded import nats, postgres, process
 from oncewire.embedded.folder import DataFolder, Running, Server
 from oncewire.embedded.process import LAUNCH, Child, Log, Mark, pick_ports, stop_leftover
-from oncewire.errors import Conflict, Refused, Unavailable
-from oncewire.files import write_whole
 
 
 def test_the_servers_are_found_without_the_path(monkeypatch: pytest.MonkeyPatch) -> None:

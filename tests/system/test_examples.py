@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import oncewire
-from oncewire.topology import ensure
+from oncewire._ground.topology import ensure
 from tests.support.nats import NatsServer
 
 ROOT = Path(__file__).parents[2]

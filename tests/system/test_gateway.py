@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 import oncewire
-from oncewire.jetstream import Client
-from oncewire.topology import ensure
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import ensure
 from tests.support.gateway import guest, lifecycle, message, new_conversation, node, publish
 from tests.support.nats import NatsServer
 

@@ -13,8 +13,8 @@ import pytest
 
 import oncewire
 from oncewire import GatewayClient
+from oncewire._ground.jetstream import Client
 from oncewire.gateway.client import Limits, Missing, Position, Token
-from oncewire.jetstream import Client
 from tests.support.gateway import Running, chunk, lifecycle, new_conversation, node, publish
 from tests.support.nats import NatsServer
 from tests.support.wait import until, until_async, within

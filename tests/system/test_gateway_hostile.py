@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 import oncewire
-from oncewire.jetstream import Client
-from oncewire.topology import ensure
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import ensure
 from tests.support.gateway import Guest, guest, message, new_conversation, node, publish
 from tests.support.http import Wire, get, wire
 from tests.support.nats import NatsServer

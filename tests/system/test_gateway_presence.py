@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 import oncewire
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import ensure
 from oncewire.gateway import presence
-from oncewire.jetstream import Client
-from oncewire.topology import ensure
 from tests.support.gateway import Guest, guest, new_conversation, node, publish, running
 from tests.support.nats import NatsServer
 from tests.support.wait import until, until_async

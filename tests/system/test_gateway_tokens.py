@@ -15,8 +15,8 @@ import pytest
 
 import oncewire
 from oncewire import tokens
-from oncewire.jetstream import Client
-from oncewire.topology import ensure
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import ensure
 from tests.support.gateway import chunk, guest, lifecycle, new_conversation, node, publish, running, source
 from tests.support.http import get, post, wire
 from tests.support.nats import NatsServer

@@ -19,20 +19,20 @@ from websockets.exceptions import InvalidStatus
 
 import oncewire
 from oncewire import tokens
+from oncewire._ground.contracts.headers import TENANT
+from oncewire._ground.contracts.subjects import chat_stop
+from oncewire._ground.http import OPEN, Routes, Server
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.settings import resolve
+from oncewire._ground.topology import ensure
+from oncewire._ground.trust.gate import Gate
+from oncewire._ground.trust.jwts import LEEWAY_S, Rules, Tokens
+from oncewire._ground.trust.keys import KeyFile
+from oncewire._ground.trust.tickets import Tickets
 from oncewire.cli.gateway import serving
-from oncewire.contracts.headers import TENANT
-from oncewire.contracts.subjects import chat_stop
 from oncewire.gateway import frames
 from oncewire.gateway.run import serving as serving_at
 from oncewire.gateway.websocket import REVOKED, RULES
-from oncewire.http import OPEN, Routes, Server
-from oncewire.jetstream import Client, Outgoing
-from oncewire.settings import resolve
-from oncewire.topology import ensure
-from oncewire.trust.gate import Gate
-from oncewire.trust.jwts import LEEWAY_S, Rules, Tokens
-from oncewire.trust.keys import KeyFile
-from oncewire.trust.tickets import Tickets
 from tests.support.gateway import Guest, chunk, lifecycle, message, new_conversation
 from tests.support.http import Answer, Wire, wire
 from tests.support.nats import NatsServer

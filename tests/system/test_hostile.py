@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import pytest
 
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.settings import resolve
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.cli.broker import serving
-from oncewire.contracts import subjects
-from oncewire.errors import ContractViolation
-from oncewire.settings import resolve
-from oncewire.trust.keys import KeyFile
 from tests.support import hostile
 from tests.support.http import Answer, Wire, wire
 

@@ -16,19 +16,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 import oncewire
+from oncewire._ground.contracts.letters import CAUSE, ERROR, SUBJECT
+from oncewire._ground.contracts.subjects import check_filter
+from oncewire._ground.errors import ContractViolation, OncewireError
+from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.jetstream.losses import Cause, Loss
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import ensure
+from oncewire._ground.topology.declared import shipped
+from oncewire._ground.topology.files import Declared, Source, declare
+from oncewire._ground.topology.findings import errors
+from oncewire._ground.topology.lint import lint
+from oncewire._ground.topology.permissions import users
 from oncewire.cli import main
-from oncewire.contracts.letters import CAUSE, ERROR, SUBJECT
-from oncewire.contracts.subjects import check_filter
-from oncewire.errors import ContractViolation, OncewireError
-from oncewire.jetstream import Client, losses
-from oncewire.jetstream.losses import Cause, Loss
-from oncewire.settings import Settings
-from oncewire.topology import ensure
-from oncewire.topology.declared import shipped
-from oncewire.topology.files import Declared, Source, declare
-from oncewire.topology.findings import errors
-from oncewire.topology.lint import lint
-from oncewire.topology.permissions import users
 from tests.support import hostile
 from tests.support.nats import NatsServer, nats_server
 

@@ -13,15 +13,21 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 import oncewire
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import (
+    AuthenticationFailed,
+    ContractViolation,
+    InvalidSetting,
+    OncewireError,
+    PermissionDenied,
+)
+from oncewire._ground.settings import resolve
+from oncewire._ground.topology import ensure
+from oncewire._ground.topology.names import durable_name
+from oncewire._ground.trust import jwts
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.cli.gateway import serving
-from oncewire.contracts import subjects
-from oncewire.errors import AuthenticationFailed, ContractViolation, InvalidSetting, OncewireError, PermissionDenied
 from oncewire.pipeline.options import read_options
-from oncewire.settings import resolve
-from oncewire.topology import ensure
-from oncewire.topology.names import durable_name
-from oncewire.trust import jwts
-from oncewire.trust.keys import KeyFile
 from tests.support import hostile
 from tests.support.gateway import guest
 from tests.support.http import wire

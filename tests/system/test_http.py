@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from oncewire.errors import AuthenticationFailed, InvalidSetting, Overloaded, Unavailable
-from oncewire.http import NDJSON, OPEN, Limits, Principal, Request, Routes, Server, Stream
-from oncewire.http.connection import SLICE_BYTES
+from oncewire._ground.errors import AuthenticationFailed, InvalidSetting, Overloaded, Unavailable
+from oncewire._ground.http import NDJSON, OPEN, Limits, Principal, Request, Routes, Server, Stream
+from oncewire._ground.http.connection import SLICE_BYTES
 from tests.support.http import Wire, get, post, serving, wire
 from tests.support.wait import until, within
 

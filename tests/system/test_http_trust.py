@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from oncewire.errors import InvalidSetting
-from oncewire.http import NOBODY, OPEN, Certificate, Limits, Principal, Request, Routes, Server, certificate_of
-from oncewire.http.connection import Connection
-from oncewire.http.rates import TENANTS_MAX, Rates
+from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.http import NOBODY, OPEN, Certificate, Limits, Principal, Request, Routes, Server, certificate_of
+from oncewire._ground.http.connection import Connection
+from oncewire._ground.http.rates import TENANTS_MAX, Rates
 from tests.support.http import Wire, get, wire
 from tests.support.wait import until, within
 

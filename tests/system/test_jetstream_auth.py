@@ -11,10 +11,10 @@ import nkeys
 import pytest
 import uvloop
 
-from oncewire.errors import AuthenticationFailed, InvalidSetting, NotConnected, PermissionDenied
-from oncewire.jetstream import Client, Options, State, connect
-from oncewire.jetstream.nkeys import ensure_key
-from oncewire.jetstream.options import TlsFiles, tls_files
+from oncewire._ground.errors import AuthenticationFailed, InvalidSetting, NotConnected, PermissionDenied
+from oncewire._ground.jetstream import Client, Options, State, connect
+from oncewire._ground.jetstream.nkeys import ensure_key
+from oncewire._ground.jetstream.options import TlsFiles, tls_files
 from tests.support.jwt import Operator, make_seed
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_consumer, make_stream

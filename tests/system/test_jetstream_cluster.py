@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, Message, State, connect, parse_reply
-from oncewire.jetstream.options import address_of
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, Message, State, connect, parse_reply
+from oncewire._ground.jetstream.options import address_of
 from tests.support.load import load_client
 from tests.support.nats import Cluster, NatsServer, nats_cluster, nats_server
 from tests.support.streams import make_consumer, make_stream, outgoing

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, Outgoing, connect
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, Outgoing, connect
 from tests.support.nats import NatsServer
 from tests.support.streams import make_consumer, make_stream, outgoing
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oncewire.errors import (
+from oncewire._ground.errors import (
     NoResponders,
     NotConnected,
     OncewireError,
@@ -24,7 +24,7 @@ from oncewire.errors import (
     TooLarge,
     Unavailable,
 )
-from oncewire.jetstream import Client, Message, Options, Outgoing, State, connect
+from oncewire._ground.jetstream import Client, Message, Options, Outgoing, State, connect
 from tests.support.fakes import Peer, Proxy, fake
 from tests.support.nats import NatsServer, nats_server
 from tests.support.ports import free_port
@@ -362,7 +362,7 @@ async def test_the_pauses_between_attempts_grow_and_differ(monkeypatch: pytest.M
 
     with nats_server() as server:
         async with quick(server.url, f"nats://127.0.0.1:{port}", reconnect_delay_max_s=1.0) as client:
-            monkeypatch.setattr("oncewire.jetstream.connection.asyncio.sleep", noted)
+            monkeypatch.setattr("oncewire._ground.jetstream.connection.asyncio.sleep", noted)
             server.kill()
             await until_count(pauses, 40, sleep)
             monkeypatch.undo()
@@ -388,7 +388,7 @@ async def test_an_unforeseen_failure_does_not_end_the_reconnect(
         raise ZeroDivisionError("a bug")
 
     async with Proxy(server.port) as proxy, quick(proxy.url) as client:
-        monkeypatch.setattr("oncewire.jetstream.handshake.credentials", broken)
+        monkeypatch.setattr("oncewire._ground.jetstream.handshake.credentials", broken)
         proxy.cut()
         await until(lambda: client.connection.reconnects == 1)
         assert "a bug" in caplog.text

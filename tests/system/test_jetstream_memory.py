@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from oncewire.jetstream import Client, Outgoing
+from oncewire._ground.jetstream import Client, Outgoing
 from tests.support.load import load_client
 from tests.support.nats import NatsServer
 from tests.support.streams import make_consumer, make_stream

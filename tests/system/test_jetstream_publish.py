@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from oncewire.errors import (
+from oncewire._ground.errors import (
     Conflict,
     ContractViolation,
     NotConnected,
@@ -22,7 +22,7 @@ from oncewire.errors import (
     TooLarge,
     Unavailable,
 )
-from oncewire.jetstream import Client, Options, Outgoing, PubAck, connect
+from oncewire._ground.jetstream import Client, Options, Outgoing, PubAck, connect
 from tests.support.fakes import Peer, Proxy, fake
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import make_stream, outgoing, state_of, stored_ids, unique, witness
@@ -36,8 +36,8 @@ def quick(url: str, **changes: Any) -> Client:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lost answers are noticed soon."""
-    monkeypatch.setattr("oncewire.jetstream.publish.RESEND_S", 0.2)
-    monkeypatch.setattr("oncewire.jetstream.publish.SWEEP_S", 0.05)
+    monkeypatch.setattr("oncewire._ground.jetstream.publish.RESEND_S", 0.2)
+    monkeypatch.setattr("oncewire._ground.jetstream.publish.SWEEP_S", 0.05)
 
 
 # ---- one message
@@ -482,7 +482,7 @@ async def test_what_was_never_stored_is_sent_again_after_the_reconnect(
     server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the reconnect itself, not by the search for lost answers."""
-    monkeypatch.setattr("oncewire.jetstream.publish.RESEND_S", 600.0)
+    monkeypatch.setattr("oncewire._ground.jetstream.publish.RESEND_S", 600.0)
     async with Proxy(server.port) as proxy, quick(proxy.url) as client:
         stream = await make_stream(client)
         proxy.hold()

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import ContractViolation, NotConnected, NotFound, Refused, TooLarge, Unavailable
-from oncewire.jetstream import Client, Message, Options, Pull, connect, parse_reply
-from oncewire.jetstream.pull import nak_verb, parse_replies, term_verb
+from oncewire._ground.errors import ContractViolation, NotConnected, NotFound, Refused, TooLarge, Unavailable
+from oncewire._ground.jetstream import Client, Message, Options, Pull, connect, parse_reply
+from oncewire._ground.jetstream.pull import nak_verb, parse_replies, term_verb
 from tests.support.fakes import Peer, Proxy, fake
 from tests.support.nats import NatsServer, nats_server
 from tests.support.streams import consumer_info, make_consumer, make_stream, outgoing

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import Conflict, ContractViolation, Corrupt, NotFound, OncewireError, Refused
-from oncewire.jetstream import Client, Entry, KeyValue, Message, Options, Reader, Start, connect, parse_reply
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.errors import Conflict, ContractViolation, Corrupt, NotFound, OncewireError, Refused
+from oncewire._ground.jetstream import Client, Entry, KeyValue, Message, Options, Reader, Start, connect, parse_reply
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from tests.support.fakes import Proxy
 from tests.support.nats import NatsServer
 from tests.support.streams import make_stream, outgoing, unique, witness

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncewire.errors import NotConnected, OncewireError, Unavailable
-from oncewire.jetstream import Client, Options, State
+from oncewire._ground.errors import NotConnected, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, Options, State
 from tests.support.fakes import Peer, fake
 from tests.support.wait import until, within
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.trust.keys import KeyFile
+from oncewire._ground.trust.keys import KeyFile
 from tests.support.up import clean_environ, oncewire
 
 KILLED = """

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import InvalidSetting, Unavailable
+from oncewire._ground.errors import InvalidSetting, Unavailable
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake, is_partitioned
 from oncewire.pipeline.lake.rules import Written

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.errors import Refused
+from oncewire._ground.errors import Refused
 from oncewire.pipeline import tables
 from oncewire.pipeline.lake.log import Lake
 

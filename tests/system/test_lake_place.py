@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from oncewire.errors import AuthenticationFailed, Conflict, InvalidSetting, Refused, Unavailable
+from oncewire._ground.errors import AuthenticationFailed, Conflict, InvalidSetting, Refused, Unavailable
 from oncewire.pipeline.auditing.run import last_verdicts
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake

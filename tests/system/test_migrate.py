@@ -13,10 +13,10 @@ import asyncpg
 import pytest
 from click.testing import CliRunner
 
+from oncewire._ground.database import migrate
+from oncewire._ground.database.postgres import connected
+from oncewire._ground.errors import Corrupt, Refused
 from oncewire.cli.migrate import migrate as migrate_command
-from oncewire.database import migrate
-from oncewire.database.postgres import connected
-from oncewire.errors import Corrupt, Refused
 from oncewire.outbox import enqueue_async
 from tests.support.postgres import shared_postgres
 

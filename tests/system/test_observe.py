@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 from deltalake import CommitProperties, Transaction, write_deltalake
 
-from oncewire import BrokerClient, dlq, monitor, outbox, topology
+from oncewire import BrokerClient, dlq, outbox
+from oncewire._ground import monitor, topology
+from oncewire._ground.database.postgres import connected
+from oncewire._ground.jetstream import Client, connect
+from oncewire._ground.jetstream.losses import Cause, Loss, acknowledge, record
+from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire._ground.metrics.table import TABLE, Kind
+from oncewire._ground.settings import Settings
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.agent import Effect
 from oncewire.cli import agent as cli_agent
 from oncewire.cli import broker as cli_broker
@@ -23,11 +31,6 @@ from oncewire.cli import dlq as cli_dlq
 from oncewire.cli import gateway as cli_gateway
 from oncewire.cli import observe
 from oncewire.cli import relay as cli_relay
-from oncewire.database.postgres import connected
-from oncewire.jetstream import Client, connect
-from oncewire.jetstream.losses import Cause, Loss, acknowledge, record
-from oncewire.jetstream.protocol import parse_time_ns
-from oncewire.metrics.table import TABLE, Kind
 from oncewire.pipeline import metrics as pipeline_metrics
 from oncewire.pipeline import standing
 from oncewire.pipeline.auditing.run import keep_verdict
@@ -36,8 +39,6 @@ from oncewire.pipeline.lake.hold import write_state
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.reading import Streams
 from oncewire.pipeline.tables import BRONZE, app_id, table_path
-from oncewire.settings import Settings
-from oncewire.trust.keys import KeyFile
 from tests.support import lakes
 from tests.support.gateway import publish
 from tests.support.http import get, wire

@@ -13,8 +13,8 @@ import pytest
 
 import oncewire
 from oncewire import outbox
-from oncewire.contracts import MessageEnvelope, decode_message, new_message
-from oncewire.jetstream import Client
+from oncewire._ground.contracts import MessageEnvelope, decode_message, new_message
+from oncewire._ground.jetstream import Client
 from oncewire.outbox import relay as relay_module
 from oncewire.outbox.inspect import retry, status, void_message
 from oncewire.outbox.relay import RelayOptions, relaying

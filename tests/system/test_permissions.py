@@ -14,23 +14,24 @@ from typing import Any
 
 import pytest
 
-from oncewire import outbox, topology, users
+from oncewire import outbox
+from oncewire._ground import topology, users
+from oncewire._ground.contracts import subjects
+from oncewire._ground.contracts.broker import BrokerEnvelope, ProduceBody, RetryPolicy
+from oncewire._ground.contracts.message import MessageEnvelope, new_message
+from oncewire._ground.errors import NoResponders, NotFound, OncewireError, PermissionDenied
+from oncewire._ground.jetstream import Client, Outgoing, Start
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology.model import BUCKET_PREFIX, EVERY, Service, Stream
 from oncewire.agent import Context, Effect, Terminate
 from oncewire.broker.engine import Consume, Limits, Settle
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
-from oncewire.contracts import subjects
-from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, RetryPolicy
-from oncewire.contracts.message import MessageEnvelope, new_message
 from oncewire.dlq.letters import Filter
 from oncewire.dlq.replay import Replay, ReplayOptions
-from oncewire.errors import NoResponders, NotFound, OncewireError, PermissionDenied
-from oncewire.jetstream import Client, Outgoing, Start
-from oncewire.jetstream.protocol import Message
 from oncewire.pipeline import stream as spark_stream
 from oncewire.pipeline import wire as spark_wire
 from oncewire.pipeline.options import Access
-from oncewire.settings import Settings
-from oncewire.topology.model import BUCKET_PREFIX, EVERY, Service, Stream
 from tests.support.access import Guarded, export, guarded
 from tests.support.broker import Reader
 from tests.support.brokerfences import asked

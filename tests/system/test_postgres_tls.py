@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from oncewire.database.postgres import connected
-from oncewire.errors import NotConnected, OncewireError
+from oncewire._ground.database.postgres import connected
+from oncewire._ground.errors import NotConnected, OncewireError
 from tests.support.postgres import shared_postgres
 from tests.support.tls import Authority
 

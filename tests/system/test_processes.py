@@ -10,13 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from oncewire._ground.ledger.processes import is_alive, process_name, told
+from oncewire._ground.processes import is_stopped, start_time
 from oncewire.embedded.process import Mark
-from oncewire.ledger.processes import is_alive, process_name, told
-from oncewire.processes import is_stopped, start_time
 
 NOBODY = 999_999_999
 TELLS_ITS_NAME = (
-    "import sys\nfrom oncewire.ledger.processes import process_name\n"
+    "import sys\nfrom oncewire._ground.ledger.processes import process_name\n"
     "print(process_name(), flush=True)\nsys.stdin.read()\n"
 )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import oncewire
-from oncewire.topology import init_streams
+from oncewire._ground.topology import init_streams
 from tests.support.nats import NatsServer
 from tests.support.up import oncewire as command
 

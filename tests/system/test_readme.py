@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import oncewire
-from oncewire.topology import ensure
+from oncewire._ground.topology import ensure
 from tests.support.nats import NatsServer
 from tests.support.up import clean_environ
 

@@ -14,8 +14,8 @@ import asyncpg
 import pytest
 
 import oncewire
-from oncewire.contracts import decode_realtime
-from oncewire.jetstream import Client, Outgoing
+from oncewire._ground.contracts import decode_realtime
+from oncewire._ground.jetstream import Client, Outgoing
 from oncewire.outbox import RelayOptions, publish, relaying
 from oncewire.outbox import relay as relay_module
 from oncewire.outbox.inspect import retry, status, void

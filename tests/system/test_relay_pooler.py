@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import oncewire
-from oncewire.database.migrate import migrate, migrations
+from oncewire._ground.database.migrate import migrate, migrations
 from oncewire.outbox import RelayOptions, relaying
 from oncewire.outbox.inspect import status
 from tests.support.nats import NatsServer

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.errors import NotFound
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.ledger.rules import Source
+from oncewire._ground.ledger.store import Store
 from oncewire.agent import Agent, Context, Effect, Retry
 from oncewire.agent.batch import GroupCommit, Limits
 from oncewire.agent.read import Reading
 from oncewire.agent.replay import Report, recompute_hash, replay
-from oncewire.errors import NotFound
-from oncewire.jetstream.protocol import Message
-from oncewire.ledger.rules import Source
-from oncewire.ledger.store import Store
 from tests.support.ledgers import LedgerKit, PostgresKit, SqliteKit
 from tests.support.nats import NatsServer
 from tests.support.running import command, counted, new_agent, prepared, run, send

@@ -25,8 +25,8 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import connect
 
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.cli import main
-from oncewire.trust.keys import KeyFile
 from tests.support.gateway import new_conversation
 from tests.support.planted import Planted, command_and_environ, files_below, processes_of, quoted
 from tests.support.tls import Authority

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from oncewire import monitor, topology
+from oncewire._ground import monitor, topology
+from oncewire._ground.errors import InvalidSetting, NotConnected
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings
 from oncewire.cli import dlq as cli_dlq
 from oncewire.cli import main, observe
 from oncewire.dlq import serving as serving_dlq
-from oncewire.errors import InvalidSetting, NotConnected
-from oncewire.jetstream import Client, options_from
-from oncewire.settings import Settings
 from tests.support.console import served
 from tests.support.nats import NatsServer, nats_server
 from tests.support.tls import Authority

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from nats.js.api import AckPolicy, DeliverPolicy, DiscardPolicy, RetentionPolicy, StorageType
 
 import oncewire
-from oncewire.errors import Conflict, NotFound, Refused
-from oncewire.settings import Settings
-from oncewire.topology import (
+from oncewire._ground.errors import Conflict, NotFound, Refused
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import (
     Env,
     Plan,
     Topology,
@@ -31,7 +31,7 @@ from oncewire.topology import (
     load,
     readiness,
 )
-from oncewire.topology import server as server_module
+from oncewire._ground.topology import server as server_module
 from tests.support.nats import NatsServer, nats_server
 
 ROWS = json.loads((Path(__file__).parents[1] / "vectors" / "topology" / "platform-consumers.json").read_text())
@@ -192,8 +192,8 @@ async def test_a_given_up_message_reaches_the_advisory_stream(applied: NatsServe
 APPLY = """
 import asyncio, sys
 import oncewire
-from oncewire.settings import Settings
-from oncewire.topology import apply, ensure_consumers, init_streams, load
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import apply, ensure_consumers, init_streams, load
 
 async def main(url, way):
     topology = load((), Settings())
@@ -356,8 +356,8 @@ async def test_more_streams_and_consumers_than_one_page_are_all_seen(client: onc
 
 
 def _declared(text: str) -> Topology:
-    from oncewire.topology.declared import shipped
-    from oncewire.topology.files import Source, declare
+    from oncewire._ground.topology.declared import shipped
+    from oncewire._ground.topology.files import Source, declare
 
     topology, findings = declare(shipped(), [Source("own.toml", text)], Settings())
     assert findings == ()

@@ -11,11 +11,11 @@ import pytest
 from msgspec.structs import replace
 
 import oncewire
-from oncewire.errors import Unavailable
-from oncewire.settings import Settings
-from oncewire.topology import Env, Stream, Topology, apply, compare, load
-from oncewire.topology import server as server_module
-from oncewire.topology.rules import Need
+from oncewire._ground.errors import Unavailable
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Env, Stream, Topology, apply, compare, load
+from oncewire._ground.topology import server as server_module
+from oncewire._ground.topology.rules import Need
 from tests.support.nats import NatsServer
 from tests.support.ports import free_port
 

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from nats.js.api import ConsumerConfig
 
 import oncewire
-from oncewire.settings import Settings
-from oncewire.topology import Plan, Step, Topology, apply, compare, ensure_consumers, load
-from oncewire.topology.rules import Act, Need
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Plan, Step, Topology, apply, compare, ensure_consumers, load
+from oncewire._ground.topology.rules import Act, Need
 from tests.support.nats import NatsServer
 from tests.support.wait import until
 
@@ -354,7 +354,7 @@ async def test_a_stream_that_somebody_made_anew_since_the_plan_is_not_deleted(
     client: oncewire.Client, topology: Topology
 ) -> None:
     """Two people recreate at once: the second must not delete what was published in between."""
-    from oncewire.topology.server import _is_done
+    from oncewire._ground.topology.server import _is_done
 
     await drift_stream(client, deny_purge=True)
     stale = only(await compare(client, topology))

@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from oncewire import connect
+from oncewire._ground.processes import IS_LINUX
 from oncewire.cli import demo, main
 from oncewire.demo.biller import CHARGED
 from oncewire.embedded.folder import DataFolder
 from oncewire.embedded.process import command_of
-from oncewire.processes import IS_LINUX
 from tests.support.up import ANY_PORTS, ONCEWIRE, Up, clean_environ, made, oncewire, until
 
 CHARGES_TWICE = """

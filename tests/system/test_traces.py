@@ -14,21 +14,22 @@ import pyarrow as pa
 import pytest
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, get_current_span, use_span
 
-from oncewire import dlq, outbox, topology
+from oncewire import dlq, outbox
+from oncewire._ground import topology
+from oncewire._ground.contracts import trace
+from oncewire._ground.contracts.headers import EPOCH, TRACEPARENT
+from oncewire._ground.contracts.message import new_message
+from oncewire._ground.database.postgres import connected
+from oncewire._ground.errors import Refused
+from oncewire._ground.jetstream import Client, connect
+from oncewire._ground.settings import Settings
+from oncewire._ground.tracing.otel import exporting
 from oncewire.agent import Context, Effect
 from oncewire.cli import broker as cli_broker
 from oncewire.cli import gateway as cli_gateway
-from oncewire.contracts import trace
-from oncewire.contracts.headers import EPOCH, TRACEPARENT
-from oncewire.contracts.message import new_message
-from oncewire.database.postgres import connected
-from oncewire.errors import Refused
-from oncewire.jetstream import Client, connect
 from oncewire.outbox import enqueue_async, enqueue_message_async
 from oncewire.pipeline.decode import decode
 from oncewire.pipeline.tables import BRONZE
-from oncewire.settings import Settings
-from oncewire.tracing.otel import exporting
 from tests.support.collector import Collector, collecting
 from tests.support.dlq import TRACE as GIVEN_UP_IN
 from tests.support.dlq import failing
@@ -262,7 +263,7 @@ async def test_publish_continues_the_callers_trace_and_only_that(shared_server: 
 
 
 def test_spans_go_to_a_file_as_one_line_each(tmp_path: Path) -> None:
-    from oncewire.contracts.trace import TraceContext
+    from oncewire._ground.contracts.trace import TraceContext
 
     with exporting(f"file:{tmp_path / 'spans'}") as spans:
         assert spans is not None

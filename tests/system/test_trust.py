@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 from oncewire import BrokerClient
+from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
+from oncewire._ground.http import OPEN, Server
+from oncewire._ground.settings import resolve
+from oncewire._ground.trust.keys import KeyFile
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.cli import main
 from oncewire.cli.broker import serving
-from oncewire.errors import AuthenticationFailed, PermissionDenied
-from oncewire.http import OPEN, Server
-from oncewire.settings import resolve
-from oncewire.trust.keys import KeyFile
 from tests.support.http import wire
 from tests.support.wait import within
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from oncewire import BrokerClient, users
-from oncewire.contracts.broker import BrokerEnvelope
-from oncewire.errors import AuthenticationFailed, PermissionDenied
-from oncewire.jetstream import connect
-from oncewire.jetstream.nkeys import ensure_key
-from oncewire.jetstream.protocol import Message
+from oncewire import BrokerClient
+from oncewire._ground import users
+from oncewire._ground.contracts.broker import BrokerEnvelope
+from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
+from oncewire._ground.jetstream import connect
+from oncewire._ground.jetstream.nkeys import ensure_key
+from oncewire._ground.jetstream.protocol import Message
 from tests.support.up import Up, made, oncewire
 
 EVENT = '{"type": "OrderPlaced", "payload": {"order": 1}}'

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from oncewire._ground.contracts import ids
+from oncewire._ground.contracts.blocks import Announcement, Outcome
+from oncewire._ground.contracts.inputs import read_input
+from oncewire._ground.contracts.runtime import RuntimeEnvelope
+from oncewire._ground.errors import Corrupt, Refused
+from oncewire._ground.jetstream.losses import INCARNATION
+from oncewire._ground.jetstream.protocol import parse_headers, parse_time_ns
+from oncewire._ground.ledger.rules import Entry
+from oncewire._ground.ledger.store import Block
 from oncewire.agent.context import Context, History
 from oncewire.agent.effects import Effect, effects_of
-from oncewire.contracts import ids
-from oncewire.contracts.blocks import Announcement, Outcome
-from oncewire.contracts.inputs import read_input
-from oncewire.contracts.runtime import RuntimeEnvelope
-from oncewire.errors import Corrupt, Refused
-from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import parse_headers, parse_time_ns
-from oncewire.ledger.rules import Entry
-from oncewire.ledger.store import Block
 
 if TYPE_CHECKING:
     from oncewire.agent.agent import Agent

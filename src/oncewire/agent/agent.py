@@ -14,16 +14,16 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncewire._ground.contracts import subjects
+from oncewire._ground.contracts.blocks import agent_name
+from oncewire._ground.errors import Refused
 from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
-from oncewire.contracts import subjects
-from oncewire.contracts.blocks import agent_name
-from oncewire.errors import Refused
 
 if TYPE_CHECKING:
+    from oncewire._ground.jetstream import Client
+    from oncewire._ground.ledger.store import Store
     from oncewire.agent.adapter import Adapted, Adapter
     from oncewire.agent.run import Runner
-    from oncewire.jetstream import Client
-    from oncewire.ledger.store import Store
 
 BATCH = 1_000
 CONCURRENCY = 64

@@ -27,7 +27,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from oncewire import logs
+from oncewire._ground import logs
+from oncewire._ground.contracts import headers as names
+from oncewire._ground.contracts import ids, letters, subjects
+from oncewire._ground.contracts.blocks import Outcome, raw_digest
+from oncewire._ground.contracts.inputs import Input
+from oncewire._ground.contracts.runtime import FRAMED_BYTES_MAX, Frame, RuntimeEnvelope
+from oncewire._ground.errors import ContractViolation, TooLarge
+from oncewire._ground.fields import columns, distinct
+from oncewire._ground.jetstream.protocol import Message, parse_time_ns
+from oncewire._ground.jetstream.pull import Delivery
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.keys import Place
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source
+from oncewire._ground.ledger.store import Appended, Attempt, Mark, Store
 from oncewire.agent.context import Context, SyncWork
 from oncewire.agent.effects import (
     Effect,
@@ -42,19 +55,6 @@ from oncewire.agent.effects import (
     sending_of,
 )
 from oncewire.agent.handlers import UNREAD, Handler
-from oncewire.contracts import headers as names
-from oncewire.contracts import ids, letters, subjects
-from oncewire.contracts.blocks import Outcome, raw_digest
-from oncewire.contracts.inputs import Input
-from oncewire.contracts.runtime import FRAMED_BYTES_MAX, Frame, RuntimeEnvelope
-from oncewire.errors import ContractViolation, TooLarge
-from oncewire.fields import columns, distinct
-from oncewire.jetstream.protocol import Message, parse_time_ns
-from oncewire.jetstream.pull import Delivery
-from oncewire.ledger import rules
-from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source
-from oncewire.ledger.store import Appended, Attempt, Mark, Store
 
 NO_HANDLER = "no_handler"
 IDENTITY_CONFLICT = "identity_conflict"

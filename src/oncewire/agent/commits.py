@@ -17,18 +17,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from functools import partial
 from typing import Any, Protocol
 
+from oncewire._ground.contracts.letters import one_line
+from oncewire._ground.errors import Corrupt, NotConnected, OncewireError, Unavailable
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.jetstream.pull import Delivery
+from oncewire._ground.ledger.rules import Content, Ledger, Sending, Source, short_error
+from oncewire._ground.ledger.store import Block, Mark, Store
+from oncewire._ground.metrics import Histogram
+from oncewire._ground.tracing import Tracer
 from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
 from oncewire.agent.flow import BATCH_S
 from oncewire.agent.outflow import now_ms
-from oncewire.contracts.letters import one_line
-from oncewire.errors import Corrupt, NotConnected, OncewireError, Unavailable
-from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.pull import Delivery
-from oncewire.ledger.rules import Content, Ledger, Sending, Source, short_error
-from oncewire.ledger.store import Block, Mark, Store
-from oncewire.metrics import Histogram
-from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.agent")
 

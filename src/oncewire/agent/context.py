@@ -13,12 +13,12 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
+from oncewire._ground.contracts.runtime import RuntimeEnvelope
+from oncewire._ground.errors import Refused
+from oncewire._ground.ledger.rules import Head
+from oncewire._ground.ledger.store import Block, Store
+from oncewire._ground.ledger.tx import Tx, ended
 from oncewire.agent.effects import derived_hex
-from oncewire.contracts.runtime import RuntimeEnvelope
-from oncewire.errors import Refused
-from oncewire.ledger.rules import Head
-from oncewire.ledger.store import Block, Store
-from oncewire.ledger.tx import Tx, ended
 
 
 class History(Protocol):

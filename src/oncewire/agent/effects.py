@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from oncewire import native
-from oncewire.contracts import catalog, ids, inputs, runtime, subjects
-from oncewire.contracts.catalog import Family
-from oncewire.contracts.inputs import Input
-from oncewire.contracts.message import encode_message
-from oncewire.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext
-from oncewire.contracts.runtime import Source as EnvelopeSource
-from oncewire.errors import ContractViolation, Refused
-from oncewire.ledger.rules import Delayed, Ledger, Sending
+from oncewire._ground import native
+from oncewire._ground.contracts import catalog, ids, inputs, runtime, subjects
+from oncewire._ground.contracts.catalog import Family
+from oncewire._ground.contracts.inputs import Input
+from oncewire._ground.contracts.message import encode_message
+from oncewire._ground.contracts.runtime import Actor, RuntimeEnvelope, SecurityContext
+from oncewire._ground.contracts.runtime import Source as EnvelopeSource
+from oncewire._ground.errors import ContractViolation, Refused
+from oncewire._ground.ledger.rules import Delayed, Ledger, Sending
 
 ADAPTER = "oncewire"
 DELAY_S_MAX = 366 * 24 * 3600

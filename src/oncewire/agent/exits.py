@@ -7,12 +7,12 @@ import contextlib
 import time
 from collections.abc import Sequence
 
+from oncewire._ground.errors import OncewireError, Refused
+from oncewire._ground.fields import distinct
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream.protocol import MSG_ID
+from oncewire._ground.jetstream.publish import Outcome
 from oncewire.agent.ways import LOOK, Ways
-from oncewire.errors import OncewireError, Refused
-from oncewire.fields import distinct
-from oncewire.jetstream import Client, Outgoing, PubAck
-from oncewire.jetstream.protocol import MSG_ID
-from oncewire.jetstream.publish import Outcome
 
 
 class Exit:

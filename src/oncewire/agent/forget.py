@@ -22,12 +22,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from oncewire._ground.errors import NotFound, Refused
+from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.agent.agent import Agent
 from oncewire.agent.commits import Commits
 from oncewire.agent.sources import Opened
-from oncewire.errors import NotFound, Refused
-from oncewire.jetstream import Client
-from oncewire.jetstream.protocol import parse_time_ns
 
 DLQ_STREAM = "DLQ"
 DAY_S = 86_400

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire.contracts import subjects
-from oncewire.errors import ContractViolation, Refused, TimedOut
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import ContractViolation, Refused, TimedOut
 
 TICK = "tick"
 UNREAD: Final = object()

@@ -16,6 +16,12 @@ import time
 from collections import deque
 from typing import NamedTuple
 
+from oncewire._ground.contracts.subjects import overlaps
+from oncewire._ground.errors import NotConnected, Unavailable
+from oncewire._ground.fields import columns
+from oncewire._ground.jetstream import Client, Pull
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.jetstream.pull import Delivery, parse_replies
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item, Settled, attempt_of
 from oncewire.agent.commits import Commits
@@ -24,12 +30,6 @@ from oncewire.agent.lane import Lane
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
-from oncewire.contracts.subjects import overlaps
-from oncewire.errors import NotConnected, Unavailable
-from oncewire.fields import columns
-from oncewire.jetstream import Client, Pull
-from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.pull import Delivery, parse_replies
 
 FETCH_S = 0.2
 LATE_S = 0.1

@@ -25,12 +25,12 @@ from typing import Any
 
 import msgspec
 
-from oncewire.errors import OncewireError
-from oncewire.fields import columns
-from oncewire.jetstream import Client, Options
-from oncewire.jetstream.options import DEFAULT_INBOX_PREFIX
-from oncewire.jetstream.protocol import encode_acks
-from oncewire.jetstream.pull import IN_PROGRESS, Delivery
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.fields import columns
+from oncewire._ground.jetstream import Client, Options
+from oncewire._ground.jetstream.options import DEFAULT_INBOX_PREFIX
+from oncewire._ground.jetstream.protocol import encode_acks
+from oncewire._ground.jetstream.pull import IN_PROGRESS, Delivery
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
 

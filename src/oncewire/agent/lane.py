@@ -19,14 +19,14 @@ from typing import Any
 
 import msgspec
 
-from oncewire import logs
+from oncewire._ground import logs
+from oncewire._ground.errors import Corrupt, Refused, TimedOut, Unavailable
+from oncewire._ground.ledger.tx import Tx, ended
 from oncewire.agent import traces
 from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
 from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
 from oncewire.agent.context import Section, encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
-from oncewire.errors import Corrupt, Refused, TimedOut, Unavailable
-from oncewire.ledger.tx import Tx, ended
 
 SECTIONS_MAX = 64
 """So many sections share one commit."""

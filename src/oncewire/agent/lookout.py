@@ -23,18 +23,18 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from oncewire._ground.jetstream import Client, StoredMessage, losses
+from oncewire._ground.jetstream.losses import Cause, Loss
+from oncewire._ground.jetstream.protocol import Message, encode_acks, encode_headers, parse_time_ns
+from oncewire._ground.ledger.keys import Place
+from oncewire._ground.ledger.rules import Source
+from oncewire._ground.ledger.store import Attempt
 from oncewire.agent import sources
 from oncewire.agent.batch import Item, attempt_of
 from oncewire.agent.commits import Commits
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened, Seen
-from oncewire.jetstream import Client, StoredMessage, losses
-from oncewire.jetstream.losses import Cause, Loss
-from oncewire.jetstream.protocol import Message, encode_acks, encode_headers, parse_time_ns
-from oncewire.ledger.keys import Place
-from oncewire.ledger.rules import Source
-from oncewire.ledger.store import Attempt
 
 NOTE_EVERY_S = 30.0
 """So often at most a busy agent writes down how far it has seen."""

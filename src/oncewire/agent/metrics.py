@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from oncewire.contracts.blocks import Outcome
-from oncewire.errors import OncewireError
-from oncewire.metrics import Page
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.metrics import Page
 
 if TYPE_CHECKING:
     from oncewire.agent.run import Runner

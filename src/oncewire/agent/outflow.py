@@ -23,16 +23,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from oncewire._ground.contracts import blocks, subjects
+from oncewire._ground.errors import ContractViolation, NotFound
+from oncewire._ground.fields import columns, distinct
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream import protocol as wire
+from oncewire._ground.jetstream.lookup import find_ids
+from oncewire._ground.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, reserve_of
+from oncewire._ground.ledger.rules import Ledger, Sending, targets_of
+from oncewire._ground.ledger.store import Block, Mark
 from oncewire.agent.exits import Exit
-from oncewire.contracts import blocks, subjects
-from oncewire.errors import ContractViolation, NotFound
-from oncewire.fields import columns, distinct
-from oncewire.jetstream import Client, Outgoing, PubAck
-from oncewire.jetstream import protocol as wire
-from oncewire.jetstream.lookup import find_ids
-from oncewire.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, reserve_of
-from oncewire.ledger.rules import Ledger, Sending, targets_of
-from oncewire.ledger.store import Block, Mark
 
 MANY = 24
 """So many waiting messages make an atomic batch cheaper than single publishes on a server that syncs always."""

@@ -9,20 +9,20 @@ from collections.abc import Sequence
 
 import msgspec
 
+from oncewire._ground.contracts import headers as names
+from oncewire._ground.contracts import ids
+from oncewire._ground.contracts.inputs import Input, read_all_complete, read_closely
+from oncewire._ground.contracts.subjects import check_subject
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.fields import columns
+from oncewire._ground.jetstream.losses import INCARNATION
+from oncewire._ground.jetstream.protocol import Message, parse_time_ns
+from oncewire._ground.jetstream.pull import Delivery, parse_replies
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.rules import Ledger, Source
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item
 from oncewire.agent.handlers import Handler, find_handler
-from oncewire.contracts import headers as names
-from oncewire.contracts import ids
-from oncewire.contracts.inputs import Input, read_all_complete, read_closely
-from oncewire.contracts.subjects import check_subject
-from oncewire.errors import ContractViolation
-from oncewire.fields import columns
-from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import Message, parse_time_ns
-from oncewire.jetstream.pull import Delivery, parse_replies
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Ledger, Source
 
 SUBJECTS_MAX = 10_000
 _REPLAY_FOR = names.REPLAY_FOR.encode()

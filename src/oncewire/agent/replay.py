@@ -20,21 +20,21 @@ from typing import Any
 
 import msgspec
 
+from oncewire._ground.contracts import blocks, ids
+from oncewire._ground.contracts.blocks import Announcement, Inputs, Outcome
+from oncewire._ground.contracts.inputs import read_input
+from oncewire._ground.errors import Corrupt, NotFound, Refused, Unavailable
+from oncewire._ground.jetstream.losses import INCARNATION
+from oncewire._ground.jetstream.protocol import parse_headers, parse_time_ns
+from oncewire._ground.ledger import rules
+from oncewire._ground.ledger.rules import Entry, Head, Ledger, Sending
+from oncewire._ground.ledger.scratch import Scratch, TableDifference, open_scratch
+from oncewire._ground.ledger.store import Block, Store
+from oncewire._ground.ledger.tx import Tx
 from oncewire.agent.agent import Agent
 from oncewire.agent.context import Context, Section
 from oncewire.agent.effects import Effect, effects_of, finished, message_of
 from oncewire.agent.handlers import Handler, find_handler
-from oncewire.contracts import blocks, ids
-from oncewire.contracts.blocks import Announcement, Inputs, Outcome
-from oncewire.contracts.inputs import read_input
-from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
-from oncewire.jetstream.losses import INCARNATION
-from oncewire.jetstream.protocol import parse_headers, parse_time_ns
-from oncewire.ledger import rules
-from oncewire.ledger.rules import Entry, Head, Ledger, Sending
-from oncewire.ledger.scratch import Scratch, TableDifference, open_scratch
-from oncewire.ledger.store import Block, Store
-from oncewire.ledger.tx import Tx
 
 SHOWN_CHARS = 200
 

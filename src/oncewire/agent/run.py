@@ -37,6 +37,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import OncewireError, TimedOut
+from oncewire._ground.jetstream import Client
+from oncewire._ground.ledger.processes import process_name
+from oncewire._ground.ledger.rules import Ledger
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.settings import Settings
+from oncewire._ground.tracing import Tracer
 from oncewire.agent import sources as opening
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Item, Point, nothing_happens
@@ -50,14 +58,6 @@ from oncewire.agent.outflow import Outflow, Targets, now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
 from oncewire.agent.upkeep import Upkeep
-from oncewire.contracts import subjects
-from oncewire.errors import OncewireError, TimedOut
-from oncewire.jetstream import Client
-from oncewire.ledger.processes import process_name
-from oncewire.ledger.rules import Ledger
-from oncewire.ledger.store import Store
-from oncewire.settings import Settings
-from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.agent")
 

@@ -15,18 +15,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from oncewire._ground.contracts import subjects
+from oncewire._ground.contracts.blocks import Announcement
+from oncewire._ground.errors import Conflict, Corrupt, NotFound, Refused
+from oncewire._ground.jetstream import Client, codes, losses
+from oncewire._ground.jetstream.keyvalue import Entry
+from oncewire._ground.jetstream.losses import Cause, Loss
+from oncewire._ground.ledger.rules import Head, Ledger, Source
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import names
 from oncewire.agent.agent import Agent
 from oncewire.agent.outflow import now_ms
-from oncewire.contracts import subjects
-from oncewire.contracts.blocks import Announcement
-from oncewire.errors import Conflict, Corrupt, NotFound, Refused
-from oncewire.jetstream import Client, codes, losses
-from oncewire.jetstream.keyvalue import Entry
-from oncewire.jetstream.losses import Cause, Loss
-from oncewire.ledger.rules import Head, Ledger, Source
-from oncewire.ledger.store import Store
-from oncewire.settings import Settings
-from oncewire.topology import names
 
 OWNERS_BUCKET = "OW_LEDGERS"
 LEDGER_STREAM = "LEDGER"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.errors import NotFound
+from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream.losses import losses
+from oncewire._ground.ledger.store import Store
+from oncewire._ground.settings import Settings
 from oncewire.agent import sources
 from oncewire.agent.agent import Agent
-from oncewire.contracts.blocks import Outcome
-from oncewire.errors import NotFound
-from oncewire.jetstream import Client
-from oncewire.jetstream.losses import losses
-from oncewire.ledger.store import Store
-from oncewire.settings import Settings
 
 BLOCKS_BACK_MAX = 100
 """So far back it looks for the last error."""

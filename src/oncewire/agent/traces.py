@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
+from oncewire._ground.contracts.trace import TraceContext, parse_traceparent
+from oncewire._ground.tracing import Tracer, span_of
 from oncewire.agent.batch import Item, Settled, Worked
-from oncewire.contracts.trace import TraceContext, parse_traceparent
-from oncewire.tracing import Tracer, span_of
 
 _NOTHING: Final = nullcontext()
 

@@ -18,6 +18,12 @@ import logging
 import time
 from collections.abc import Callable
 
+from oncewire._ground.contracts.blocks import Outcome
+from oncewire._ground.errors import Corrupt, NotFound, Unavailable
+from oncewire._ground.jetstream import Client, StoredMessage
+from oncewire._ground.jetstream.protocol import encode_acks
+from oncewire._ground.ledger.rules import Content, short_error
+from oncewire._ground.ledger.store import Attempt, Mark, Store
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import GroupCommit, Item
 from oncewire.agent.commits import Commits
@@ -28,12 +34,6 @@ from oncewire.agent.lookout import Lookout, as_delivered
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.read import Reading
 from oncewire.agent.sources import Opened
-from oncewire.contracts.blocks import Outcome
-from oncewire.errors import Corrupt, NotFound, Unavailable
-from oncewire.jetstream import Client, StoredMessage
-from oncewire.jetstream.protocol import encode_acks
-from oncewire.ledger.rules import Content, short_error
-from oncewire.ledger.store import Attempt, Mark, Store
 
 log = logging.getLogger("oncewire.agent")
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from oncewire._ground.contracts.records import Record
+from oncewire._ground.errors import NotFound, OncewireError, OutcomeUnknown, Unavailable
 from oncewire.broker.dispatch import dispatch
 from oncewire.broker.rules import NO_TOPIC, Step
 from oncewire.broker.state import Group, State
-from oncewire.contracts.records import Record
-from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, Unavailable
 
 Waiter = tuple[Callable[[Any], None], Any]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from oncewire._ground.contracts.broker import Delivery
+from oncewire._ground.contracts.records import Body, Document, Record, decode_body
 from oncewire.broker.rules import EXPIRED, bury
 from oncewire.broker.state import LEASED, READY, Flight, Group, Progress, State, Subscriber
-from oncewire.contracts.broker import Delivery
-from oncewire.contracts.records import Body, Document, Record, decode_body
 
 
 class Round(NamedTuple):

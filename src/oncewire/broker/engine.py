@@ -28,8 +28,8 @@ from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
-from oncewire.contracts.broker import Delivery, ProduceBody
-from oncewire.errors import OncewireError, Overloaded
+from oncewire._ground.contracts.broker import Delivery, ProduceBody
+from oncewire._ground.errors import OncewireError, Overloaded
 
 T = TypeVar("T")
 Done: TypeAlias = Callable[[T | OncewireError], None]

@@ -11,10 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from oncewire.broker.idempotency import FAILED, PENDING, RESTARTED, Produced, Work
-from oncewire.broker.messages import Partition
-from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Topic
-from oncewire.contracts.records import (
+from oncewire._ground.contracts.records import (
     GroupKept,
     Heads,
     Kept,
@@ -24,6 +21,9 @@ from oncewire.contracts.records import (
     TopicKept,
     WorkedKept,
 )
+from oncewire.broker.idempotency import FAILED, PENDING, RESTARTED, Produced, Work
+from oncewire.broker.messages import Partition
+from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Topic
 
 CHUNK: Final = 1_000
 """Messages or entries in a record."""

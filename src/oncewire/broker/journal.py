@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+from oncewire._ground.contracts.records import decode_kept, decode_record, encode
+from oncewire._ground.errors import OncewireError
 from oncewire.broker.engine import LogStats
 from oncewire.broker.image import capture, restore, settle_in
 from oncewire.broker.log.reading import Found
 from oncewire.broker.log.writer import Log, Snapshot
 from oncewire.broker.state import State
-from oncewire.contracts.records import decode_kept, decode_record, encode
-from oncewire.errors import OncewireError
 
 _log = logging.getLogger(__name__)
 

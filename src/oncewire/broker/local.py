@@ -14,6 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from oncewire._ground.contracts.broker import Delivery, ProduceBody
+from oncewire._ground.contracts.records import Record, encode
+from oncewire._ground.errors import OncewireError, Overloaded, Unavailable
 from oncewire.broker import rules, upkeep, view
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import (
@@ -39,9 +42,6 @@ from oncewire.broker.routing import Routers
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber
 from oncewire.broker.taking import Take
-from oncewire.contracts.broker import Delivery, ProduceBody
-from oncewire.contracts.records import Record, encode
-from oncewire.errors import OncewireError, Overloaded, Unavailable
 
 ROUTER_TIMEOUT_MS: Final = 500
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from oncewire.contracts.records import Stored
+from oncewire._ground.contracts.records import Stored
 
 COMPACT_MIN: Final = 1_024
 _FNV_BASE: Final = 0x811C9DC5

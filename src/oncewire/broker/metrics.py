@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from oncewire._ground.http import metrics as http
+from oncewire._ground.metrics import Page
 from oncewire.broker.engine import LogStats, NodeStats, TopicStats
-from oncewire.http import metrics as http
-from oncewire.metrics import Page
 
 if TYPE_CHECKING:
     from oncewire.broker.routes import BrokerRoutes

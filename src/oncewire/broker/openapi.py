@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
+from oncewire._ground.contracts.broker import Delivery, ProduceBody
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.version import VERSION
 from oncewire.broker import engine, wire
-from oncewire.contracts.broker import Delivery, ProduceBody
-from oncewire.contracts.codec import ENCODE
-from oncewire.version import VERSION
 
 _BODIES = (
     wire.TopicBody, wire.ConsumeBody, wire.SettleBody, wire.NackBody, wire.ExtendBody, wire.IdempotencyBody,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from oncewire._ground.contracts.broker import Delivery, encode_delivery
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.http import NDJSON, Request, Stream
 from oncewire.broker.engine import Subscription
 from oncewire.broker.wire import failure_of
-from oncewire.contracts.broker import Delivery, encode_delivery
-from oncewire.contracts.codec import ENCODE
-from oncewire.errors import OncewireError
-from oncewire.http import NDJSON, Request, Stream
 
 ROUND_MAX = 256
 """Deliveries written at once."""

@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from oncewire._ground.contracts.broker import Delivery, ProduceBody, encode_delivery
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
+from oncewire._ground.http import ANYONE, EVERY_TENANT, NDJSON, OPEN, Handler, Request, Routes, Server
+from oncewire._ground.metrics import CONTENT_TYPE, Histogram, Page
+from oncewire._ground.tracing import Tracer
+from oncewire._ground.version import VERSION
 from oncewire.broker import metrics, openapi, traces, wire
 from oncewire.broker.engine import Engine, IdempotencyStatus, Produced, Settle, Subscription, TopicCreated, TopicShown
 from oncewire.broker.reader import StreamReader
 from oncewire.broker.wire import Act, Sizes, Step
-from oncewire.contracts.broker import Delivery, ProduceBody, encode_delivery
-from oncewire.contracts.codec import ENCODE
-from oncewire.errors import ContractViolation, NotFound, OncewireError, PermissionDenied
-from oncewire.http import ANYONE, EVERY_TENANT, NDJSON, OPEN, Handler, Request, Routes, Server
-from oncewire.metrics import CONTENT_TYPE, Histogram, Page
-from oncewire.tracing import Tracer
-from oncewire.version import VERSION
 
 T = TypeVar("T")
 _OK = b'{"status":"ok"}'

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.contracts.broker import ProduceBody, check_name
 from oncewire.broker.engine import Router, RoutingDecision
-from oncewire.contracts.broker import ProduceBody, check_name
 
 THREADS: Final = 8
 WAITING_MAX: Final = 1_000

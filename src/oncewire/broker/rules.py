@@ -19,6 +19,30 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from oncewire._ground.contracts.broker import (
+    DEAD_PREFIX,
+    BrokerEnvelope,
+    DeadLetter,
+    DeliveredEnvelope,
+    ProduceBody,
+    RetryPolicy,
+    Routing,
+)
+from oncewire._ground.contracts.records import (
+    Acked,
+    Body,
+    Buried,
+    Document,
+    GroupMade,
+    Marked,
+    Record,
+    Retried,
+    Stored,
+    TopicGone,
+    TopicMade,
+    decode_body,
+)
+from oncewire._ground.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
 from oncewire.broker.engine import (
     BufferFull,
     Consume,
@@ -46,30 +70,6 @@ from oncewire.broker.idempotency import (
 )
 from oncewire.broker.messages import Partition, partition_of
 from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
-from oncewire.contracts.broker import (
-    DEAD_PREFIX,
-    BrokerEnvelope,
-    DeadLetter,
-    DeliveredEnvelope,
-    ProduceBody,
-    RetryPolicy,
-    Routing,
-)
-from oncewire.contracts.records import (
-    Acked,
-    Body,
-    Buried,
-    Document,
-    GroupMade,
-    Marked,
-    Record,
-    Retried,
-    Stored,
-    TopicGone,
-    TopicMade,
-    decode_body,
-)
-from oncewire.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
 
 NACKED: Final = "nack"
 TIMED_OUT: Final = "ack_timeout"

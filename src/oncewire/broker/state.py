@@ -23,11 +23,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncewire.broker.engine import Limits, Sink
-from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
-from oncewire.broker.messages import Partition
-from oncewire.contracts.broker import RetryPolicy
-from oncewire.contracts.records import (
+from oncewire._ground.contracts.broker import RetryPolicy
+from oncewire._ground.contracts.records import (
     Acked,
     Buried,
     GroupMade,
@@ -41,6 +38,9 @@ from oncewire.contracts.records import (
     Trimmed,
     encode_body,
 )
+from oncewire.broker.engine import Limits, Sink
+from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
+from oncewire.broker.messages import Partition
 
 LEASED: Final = 1
 WAITING: Final = 2

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from oncewire._ground.contracts.broker import Delivery
+from oncewire._ground.errors import OncewireError
 from oncewire.broker.engine import Done, Subscription
-from oncewire.contracts.broker import Delivery
-from oncewire.errors import OncewireError
 
 LOOK_S: Final = 0.002
 

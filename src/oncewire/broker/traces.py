@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 
+from oncewire._ground.contracts.broker import ProduceBody
+from oncewire._ground.contracts.trace import parse_traceparent
+from oncewire._ground.tracing import Tracer, span_of
 from oncewire.broker.engine import Produced
-from oncewire.contracts.broker import ProduceBody
-from oncewire.contracts.trace import parse_traceparent
-from oncewire.tracing import Tracer, span_of
 
 SYSTEM = "oncewire"
 

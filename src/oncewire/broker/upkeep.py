@@ -9,11 +9,11 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
+from oncewire._ground.contracts.records import GroupSeen, Record, Trimmed
 from oncewire.broker.idempotency import forget_produced
 from oncewire.broker.messages import Partition
 from oncewire.broker.rules import TIMED_OUT, failed, is_kept
 from oncewire.broker.state import LEASED, READY, WAITING, Flight, Group, State, Topic, make_ready
-from oncewire.contracts.records import GroupSeen, Record, Trimmed
 
 LOOKS_MAX: Final = 1_000
 """Partitions and groups that a tick looks at."""

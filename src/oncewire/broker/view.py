@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from oncewire._ground.errors import NotFound
 from oncewire.broker.engine import GroupShown, PartitionLag, PartitionShown, TopicShown, TopicStats
 from oncewire.broker.messages import Partition
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.state import READY, WAITING, Group, Progress, State, Topic
-from oncewire.errors import NotFound
 
 
 def topic_names(state: State, tenant: str) -> list[str]:

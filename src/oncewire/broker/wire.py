@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from oncewire.broker.engine import BufferFull, Consume, Idempotency, IdempotencyStatus, Produced, Settle
-from oncewire.contracts import trace
-from oncewire.contracts.broker import (
+from oncewire._ground.contracts import trace
+from oncewire._ground.contracts.broker import (
     DEADLINE_NAMES,
     NAME,
     BrokerEnvelope,
@@ -25,11 +24,12 @@ from oncewire.contracts.broker import (
     decode_produce,
     read_deadline,
 )
-from oncewire.contracts.canonical import INT_MAX
-from oncewire.contracts.codec import ENCODE, Contract, refuse_repeats
-from oncewire.errors import ContractViolation, OncewireError, Overloaded, Refused, TooLarge
-from oncewire.http import Request
-from oncewire.http.rules import answer_of
+from oncewire._ground.contracts.canonical import INT_MAX
+from oncewire._ground.contracts.codec import ENCODE, Contract, refuse_repeats
+from oncewire._ground.errors import ContractViolation, OncewireError, Overloaded, Refused, TooLarge
+from oncewire._ground.http import Request
+from oncewire._ground.http.rules import answer_of
+from oncewire.broker.engine import BufferFull, Consume, Idempotency, IdempotencyStatus, Produced, Settle
 
 PRODUCED = b'{"status":"produced","topic":%b}'
 BATCH_TYPE = "application/x-ndjson"

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.jetstream.nkeys import ensure_key
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import permissions
+from oncewire._ground.topology.permissions import User
+from oncewire._ground.users import DEVELOPER, identity, key_path
 from oncewire.embedded.folder import DataFolder, Server, translated
-from oncewire.jetstream.nkeys import ensure_key
-from oncewire.settings import Settings
-from oncewire.topology import permissions
-from oncewire.topology.permissions import User
-from oncewire.users import DEVELOPER, identity, key_path
 
 OPEN = "open"
 

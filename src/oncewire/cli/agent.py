@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.errors import InvalidSetting, Refused
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.jetstream.losses import Loss, acknowledge
+from oncewire._ground.ledger.stores import open_store
+from oncewire._ground.settings import Settings, mask_url
+from oncewire._ground.tracing import Tracer
 from oncewire.agent import Agent, Runner, metrics
 from oncewire.agent import sources as durables
 from oncewire.agent import status as looking
@@ -24,15 +30,9 @@ from oncewire.agent.run import own_the_process
 from oncewire.agent.status import Status
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.errors import InvalidSetting, Refused
-from oncewire.jetstream import Client, options_from
-from oncewire.jetstream.losses import Loss, acknowledge
-from oncewire.ledger.stores import open_store
-from oncewire.settings import Settings, mask_url
-from oncewire.tracing import Tracer
 
 if TYPE_CHECKING:
-    from oncewire.ledger.store import Store
+    from oncewire._ground.ledger.store import Store
 
 SHOW_S = 5.0
 START_S = 1.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from oncewire._ground.errors import NotFound
 from oncewire.cli import face
-from oncewire.errors import NotFound
 
 if TYPE_CHECKING:
     from oncewire.pipeline.lake.place import Place

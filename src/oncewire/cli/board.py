@@ -15,8 +15,8 @@ from typing import TextIO
 
 import click
 
-from oncewire.logs import json_line, printable, time_of
-from oncewire.settings import Settings
+from oncewire._ground.logs import json_line, printable, time_of
+from oncewire._ground.settings import Settings
 
 NAME_WIDTH = 11
 VERSION_WIDTH = 7

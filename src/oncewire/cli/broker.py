@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from oncewire import http, logs, topology
+from oncewire._ground import http, logs, topology
+from oncewire._ground.checks import split_address
+from oncewire._ground.errors import InvalidSetting, Refused
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings, mask_url
+from oncewire._ground.tracing import Tracer
 from oncewire.broker import metrics
 from oncewire.broker.engine import Engine, Limits, Router
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
@@ -20,13 +25,8 @@ from oncewire.broker.local import open_local
 from oncewire.broker.log import inspect as looking
 from oncewire.broker.routes import BrokerRoutes
 from oncewire.broker.wire import Sizes
-from oncewire.checks import split_address
 from oncewire.cli import edge, face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.errors import InvalidSetting, Refused
-from oncewire.jetstream import Client, options_from
-from oncewire.settings import Settings, mask_url
-from oncewire.tracing import Tracer
 
 if TYPE_CHECKING:
     from oncewire.broker.log.inspect import LogShown

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncewire import settings
+from oncewire._ground import settings
 from oncewire.cli import face
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncewire import http, logs, topology, trust
-from oncewire.checks import split_address
+from oncewire._ground import http, logs, topology, trust
+from oncewire._ground.checks import split_address
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings, mask_url
 from oncewire.cli import edge, face
 from oncewire.cli.board import Board, board_of
 from oncewire.console import Sources
 from oncewire.console import serving as serving_at
 from oncewire.console.sessions import Sessions
 from oncewire.embedded.folder import DataFolder
-from oncewire.jetstream import Client, options_from
-from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
     from oncewire.console.watch import Figures, Watch

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from oncewire._ground.contracts import evolution, schemas
+from oncewire._ground.contracts.codec import BODY_BYTES_MAX
+from oncewire._ground.errors import Conflict, ContractViolation, NotFound, Refused, TooLarge
 from oncewire.cli import face
-from oncewire.contracts import evolution, schemas
-from oncewire.contracts.codec import BODY_BYTES_MAX
-from oncewire.errors import Conflict, ContractViolation, NotFound, Refused, TooLarge
 
 
 @click.group()

@@ -14,13 +14,13 @@ from typing import Any
 
 import click
 
+from oncewire._ground.errors import OncewireError, Refused, Unavailable
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings
 from oncewire.cli import edge, face
 from oncewire.embedded.folder import DataFolder, Running
 from oncewire.embedded.process import POLL_S, Child, Log
-from oncewire.errors import OncewireError, Refused, Unavailable
-from oncewire.jetstream import Client, options_from
 from oncewire.pipeline.lake.place import Place, place_of
-from oncewire.settings import Settings
 
 START_S_MAX = 90.0
 STOP = (signal.SIGTERM, 60.0)

@@ -15,21 +15,21 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import ContractViolation, Refused
+from oncewire._ground.jetstream import Client, losses, options_from
+from oncewire._ground.ledger.stores import open_store
+from oncewire._ground.settings import Settings, mask_url
+from oncewire._ground.topology.units import parse_duration_ns
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.contracts import subjects
 from oncewire.dlq import metrics, options_of, replay, serving, standing
 from oncewire.dlq.letters import Dead, Filter, Found, Group, find_letter, group, read_letters
 from oncewire.dlq.replay import Replay, ReplayOptions, Report
 from oncewire.dlq.republish import Republisher
 from oncewire.dlq.service import DlqOptions, Service
 from oncewire.dlq.standing import LedgerView
-from oncewire.errors import ContractViolation, Refused
-from oncewire.jetstream import Client, losses, options_from
-from oncewire.ledger.stores import open_store
-from oncewire.settings import Settings, mask_url
-from oncewire.topology.units import parse_duration_ns
 
 T = TypeVar("T")
 SERVICE = "dlq"

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from oncewire import doctor as rules
+from oncewire._ground import doctor as rules
+from oncewire._ground.settings import Settings
 from oncewire.cli import face, facts
-from oncewire.settings import Settings
 
 COLORS = {rules.Verdict.OK: "green", rules.Verdict.WARNING: "yellow", rules.Verdict.BROKEN: "red"}
 

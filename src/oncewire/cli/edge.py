@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from oncewire import http, trust
-from oncewire.settings import Settings
+from oncewire._ground import http, trust
+from oncewire._ground.settings import Settings
 
 Front = Callable[[http.Routes], http.Server]
 

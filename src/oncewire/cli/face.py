@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from oncewire import logs, settings
+from oncewire._ground import logs, settings
+from oncewire._ground.errors import Corrupt, OncewireError, Refused, Unavailable
+from oncewire._ground.users import identity
 from oncewire.cli.rights import right_of
-from oncewire.errors import Corrupt, OncewireError, Refused, Unavailable
-from oncewire.users import identity
 
 if TYPE_CHECKING:
     from oncewire.embedded.folder import Server

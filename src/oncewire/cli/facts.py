@@ -1,4 +1,4 @@
-"""Asks servers, disk and machine what `doctor` and `up` need to know. Judges nothing: that is `oncewire.doctor`."""
+"""Asks servers, disk and machine what `doctor` and `up` need to know. Judges nothing: that is `_ground.doctor`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from functools import lru_cache
 from importlib import metadata
 from typing import Any
 
-from oncewire import doctor, extras, monitor, native, topology
-from oncewire.database.postgres import unreadable
-from oncewire.embedded import java
+from oncewire._ground import doctor, extras, java, monitor, native, topology
+from oncewire._ground.database.postgres import unreadable
+from oncewire._ground.errors import AuthenticationFailed, NotConnected, OncewireError
+from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream.losses import losses
+from oncewire._ground.jetstream.options import options_from
+from oncewire._ground.settings import Settings, mask_url
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
-from oncewire.errors import AuthenticationFailed, NotConnected, OncewireError
-from oncewire.jetstream import Client
-from oncewire.jetstream.losses import losses
-from oncewire.jetstream.options import options_from
-from oncewire.settings import Settings, mask_url
 
 CONNECT_S_MAX = 5.0
 AWAY_HINT = "It is tried all the time. Start that server, or check NATS_URL."

@@ -10,20 +10,20 @@ from typing import Any
 
 import click
 
-from oncewire import http
-from oncewire.checks import split_address
+from oncewire._ground import http
+from oncewire._ground.checks import split_address
+from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings, mask_url
+from oncewire._ground.tracing import Tracer
 from oncewire.cli import edge, face, observe
 from oncewire.cli.board import Board, board_of
 from oncewire.demo import Chat
-from oncewire.errors import InvalidSetting
 from oncewire.gateway import metrics
 from oncewire.gateway.limits import limits_of
 from oncewire.gateway.run import serving as serving_at
 from oncewire.gateway.service import Gateway
-from oncewire.jetstream import Client, options_from
 from oncewire.outbox.archive import ConversationArchive
-from oncewire.settings import Settings, mask_url
-from oncewire.tracing import Tracer
 
 WEB = ("oncewire.gateway", "web")
 DEMO = ("oncewire.demo", "page")

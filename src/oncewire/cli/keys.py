@@ -10,9 +10,9 @@ from typing import Any
 import click
 import msgspec
 
+from oncewire._ground.trust.grants import ACTIONS
+from oncewire._ground.trust.keys import ApiKey, KeyFile
 from oncewire.cli import face
-from oncewire.trust.grants import ACTIONS
-from oncewire.trust.keys import ApiKey, KeyFile
 
 DAY_S = 86_400
 

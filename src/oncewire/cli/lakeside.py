@@ -13,18 +13,18 @@ from pathlib import Path
 
 import click
 
-from oncewire import monitor
-from oncewire.checks import OFF
+from oncewire._ground import monitor
+from oncewire._ground.checks import OFF
+from oncewire._ground.doctor import Verdict
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.metrics import Page
+from oncewire._ground.settings import Settings
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board
-from oncewire.doctor import Verdict
 from oncewire.embedded.folder import Server
 from oncewire.embedded.process import LOOPBACK, Child, Log, pick_ports
 from oncewire.embedded.stack import State
-from oncewire.errors import OncewireError
-from oncewire.metrics import Page
 from oncewire.pipeline.lake.place import place_of
-from oncewire.settings import Settings
 
 NAME = "pipeline"
 STOP_S = 60.0

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from oncewire._ground.database import migrate as migrations
+from oncewire._ground.errors import Refused
+from oncewire._ground.settings import Settings, mask_url
 from oncewire.cli import face
-from oncewire.database import migrate as migrations
-from oncewire.errors import Refused
-from oncewire.settings import Settings, mask_url
 
 
 @click.command()

@@ -28,20 +28,20 @@ from typing import Any, Final
 import msgspec
 
 import oncewire
-from oncewire import doctor, http
-from oncewire.checks import OFF, split_address
+from oncewire._ground import doctor, http
+from oncewire._ground.checks import OFF, split_address
+from oncewire._ground.doctor import Check, Verdict
+from oncewire._ground.errors import OncewireError, PermissionDenied
+from oncewire._ground.http import metrics as http_metrics
+from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream import metrics as jetstream_metrics
+from oncewire._ground.metrics import CONTENT_TYPE, Page
+from oncewire._ground.monitor import Promise, durability
+from oncewire._ground.settings import Settings, mask_url
+from oncewire._ground.tracing import Tracer
+from oncewire._ground.tracing.otel import exporting
 from oncewire.cli import edge, facts
-from oncewire.doctor import Check, Verdict
 from oncewire.embedded.folder import DataFolder
-from oncewire.errors import OncewireError, PermissionDenied
-from oncewire.http import metrics as http_metrics
-from oncewire.jetstream import Client
-from oncewire.jetstream import metrics as jetstream_metrics
-from oncewire.metrics import CONTENT_TYPE, Page
-from oncewire.monitor import Promise, durability
-from oncewire.settings import Settings, mask_url
-from oncewire.tracing import Tracer
-from oncewire.tracing.otel import exporting
 
 OPTIONS: Final = ("metrics_listen", "log_format", "log_level", "traces")
 """Settings that every command has that runs a service."""

@@ -10,10 +10,10 @@ from uuid import UUID
 import click
 import msgspec
 
+from oncewire._ground.database.postgres import connected
+from oncewire._ground.errors import Refused
 from oncewire.cli import face
 from oncewire.cli.migrate import require_postgres
-from oncewire.database.postgres import connected
-from oncewire.errors import Refused
 from oncewire.outbox import inspect
 from oncewire.outbox.inspect import Status
 from oncewire.outbox.purge import purge as purge_rows

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.contracts.catalog import Family
+from oncewire._ground.contracts.topics import SNAPSHOTS
+from oncewire._ground.errors import OncewireError, Refused
+from oncewire._ground.settings import Settings, mask_url
 from oncewire.cli import audits, face, observe
 from oncewire.cli.board import Board, board_of
-from oncewire.contracts.catalog import Family
-from oncewire.contracts.topics import SNAPSHOTS
-from oncewire.errors import OncewireError, Refused
-from oncewire.settings import Settings, mask_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

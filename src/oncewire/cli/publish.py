@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream import Client, PubAck, options_from
 from oncewire.cli import face
-from oncewire.errors import ContractViolation
-from oncewire.jetstream import Client, PubAck, options_from
 
 PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 

@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from oncewire import outbox
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings, mask_url
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board, board_of
 from oncewire.cli.migrate import require_postgres
-from oncewire.jetstream import Client, options_from
 from oncewire.outbox import metrics
-from oncewire.settings import Settings, mask_url
 
 
 @click.group()

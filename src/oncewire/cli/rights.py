@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 from msgspec import Struct
 
-from oncewire.users import DEVELOPER, OPERATOR
+from oncewire._ground.users import DEVELOPER, OPERATOR
 
 
 class Right(Struct, frozen=True):

@@ -12,16 +12,16 @@ from typing import Any
 import click
 import msgspec
 
-from oncewire import topology as declared
+from oncewire._ground import topology as declared
+from oncewire._ground.errors import InvalidSetting, Refused
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Settings
+from oncewire._ground.topology import Plan, Step, Topology, permissions, text
+from oncewire._ground.topology.export import FORMATS, export_as
+from oncewire._ground.topology.findings import errors
+from oncewire._ground.topology.text import Line
 from oncewire.cli import face
 from oncewire.cli.access import make_keys
-from oncewire.errors import InvalidSetting, Refused
-from oncewire.jetstream import Client, options_from
-from oncewire.settings import Settings
-from oncewire.topology import Plan, Step, Topology, permissions, text
-from oncewire.topology.export import FORMATS, export_as
-from oncewire.topology.findings import errors
-from oncewire.topology.text import Line
 
 Run = Callable[..., None]
 _FOLDER = click.Path(path_type=Path, file_okay=False)

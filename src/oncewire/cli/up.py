@@ -19,24 +19,25 @@ from typing import Any
 import click
 
 import oncewire
-from oncewire import dlq, logs, monitor, outbox, settings, topology
-from oncewire import doctor as rules
-from oncewire.checks import split_address
+from oncewire import dlq, outbox
+from oncewire._ground import doctor as rules
+from oncewire._ground import logs, monitor, settings, topology
+from oncewire._ground.checks import split_address
+from oncewire._ground.database.migrate import migrate
+from oncewire._ground.errors import NotConnected, Refused
+from oncewire._ground.jetstream import Client, options_from
+from oncewire._ground.settings import Resolved, Settings, mask_url
+from oncewire._ground.users import DEVELOPER, OPERATOR, key_path
 from oncewire.cli import broker, console, edge, face, facts, gateway, lakeside, observe, relay
 from oncewire.cli import dlq as cli_dlq
 from oncewire.cli.access import OPEN, as_user, authorization
 from oncewire.cli.board import Board, board_of
-from oncewire.database.migrate import migrate
 from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
 from oncewire.embedded.nats import Nats
 from oncewire.embedded.postgres import Postgres
 from oncewire.embedded.process import pick_ports
 from oncewire.embedded.stack import Embedded, Stack, State, clear
-from oncewire.errors import NotConnected, Refused
-from oncewire.jetstream import Client, options_from
-from oncewire.settings import Resolved, Settings, mask_url
-from oncewire.users import DEVELOPER, OPERATOR, key_path
 
 NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
 POSTGRES_PORT = "embedded_postgres_port"

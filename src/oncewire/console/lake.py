@@ -8,8 +8,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from oncewire._ground.errors import NotFound
 from oncewire.console import rules
-from oncewire.errors import NotFound
 from oncewire.pipeline.lake.place import Place
 
 RUNS_MAX: Final = 200

@@ -15,17 +15,17 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.errors import NotFound, OncewireError, Overloaded
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology.rules import FoundStream
 from oncewire.console import rules
 from oncewire.console.payloads import shown_payload
-from oncewire.contracts import letters as names
 from oncewire.dlq import standing
 from oncewire.dlq.letters import Dead, Filter, find_letter, group, read_heads
 from oncewire.dlq.replay import Replay, ReplayOptions, Report, drop
 from oncewire.dlq.republish import Republisher
 from oncewire.dlq.rules import DLQ
-from oncewire.errors import NotFound, OncewireError, Overloaded
-from oncewire.jetstream import Client
-from oncewire.topology.rules import FoundStream
 
 KEPT_MAX: Final = 10_000
 """Letters in the index, the newest; older ones are counted, and found by the command line."""

@@ -9,15 +9,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from oncewire._ground.errors import ContractViolation, NotFound, OncewireError, Overloaded, PermissionDenied, Refused
+from oncewire._ground.http import JSON, OPEN, Handler, Pages, Request, Routes
+from oncewire._ground.jetstream import Client
+from oncewire._ground.version import VERSION
 from oncewire.console import runs
 from oncewire.console.letters import Wanted
 from oncewire.console.sessions import Sessions
 from oncewire.console.watch import Watch, Watcher
 from oncewire.dlq.letters import Filter
-from oncewire.errors import ContractViolation, NotFound, OncewireError, Overloaded, PermissionDenied, Refused
-from oncewire.http import JSON, OPEN, Handler, Pages, Request, Routes
-from oncewire.jetstream import Client
-from oncewire.version import VERSION
 
 PAGE: Final = ("oncewire.console", "page")
 VIEWS: Final = (b"streams", b"topics", b"letters", b"runs", b"pipeline")

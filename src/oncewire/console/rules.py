@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncewire.contracts.subjects import READER_PREFIX
-from oncewire.contracts.topics import RECORDS, SNAPSHOTS, STREAM_PREFIXES
+from oncewire._ground.contracts.subjects import READER_PREFIX
+from oncewire._ground.contracts.topics import RECORDS, SNAPSHOTS, STREAM_PREFIXES
+from oncewire._ground.metrics.histogram import SECONDS
+from oncewire._ground.topology.model import Stream, Topology
+from oncewire._ground.topology.rules import Found, FoundConsumer, FoundStream, Plan, Step, show
 from oncewire.dlq.rules import DLQ
-from oncewire.metrics.histogram import SECONDS
-from oncewire.topology.model import Stream, Topology
-from oncewire.topology.rules import Found, FoundConsumer, FoundStream, Plan, Step, show
 
 TEXT_CHARS_MAX: Final = 400
 STREAMS_MAX: Final = 1_000

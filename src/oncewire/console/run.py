@@ -7,7 +7,9 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from oncewire import http
+from oncewire._ground import http
+from oncewire._ground.jetstream import Client
+from oncewire._ground.topology import Topology
 from oncewire.broker.client import BrokerClient
 from oncewire.console.lake import LakeSide, Standing
 from oncewire.console.letters import Letters
@@ -16,9 +18,7 @@ from oncewire.console.sessions import Sessions
 from oncewire.console.streams import Surveyor
 from oncewire.console.topics import Topics
 from oncewire.console.watch import Figures, Watch
-from oncewire.jetstream import Client
 from oncewire.pipeline.lake.place import Place
-from oncewire.topology import Topology
 
 BROKER_S_MAX = 5.0
 

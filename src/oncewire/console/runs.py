@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.contracts import catalog, ids, inputs, topics
+from oncewire._ground.contracts.records import decode_body
+from oncewire._ground.errors import ContractViolation, NotFound, OncewireError
+from oncewire._ground.jetstream import Client, StoredMessage
 from oncewire.console import rules
 from oncewire.console.rules import StreamRow
-from oncewire.contracts import catalog, ids, inputs, topics
-from oncewire.contracts.records import decode_body
-from oncewire.errors import ContractViolation, NotFound, OncewireError
-from oncewire.jetstream import Client, StoredMessage
 from oncewire.pipeline.gold.rules import Message, Run, Step, run_of
 
 TAIL_MAX: Final = 400

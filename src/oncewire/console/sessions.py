@@ -13,9 +13,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from oncewire.errors import PermissionDenied
-from oncewire.http import NOBODY, Principal, Request
-from oncewire.trust import Gate
+from oncewire._ground.errors import PermissionDenied
+from oncewire._ground.http import NOBODY, Principal, Request
+from oncewire._ground.trust import Gate
 
 LIVES_S: Final = 8 * 3_600
 SESSIONS_MAX: Final = 1_000

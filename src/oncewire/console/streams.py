@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire import monitor
+from oncewire._ground import monitor
+from oncewire._ground.errors import NotFound, OncewireError
+from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.topology.model import Topology
+from oncewire._ground.topology.rules import FoundStream, Plan, Step, plan, show
+from oncewire._ground.topology.server import look
+from oncewire._ground.topology.service import troubles
 from oncewire.console import rules
 from oncewire.console.rules import Look, Notice, StreamRow
-from oncewire.errors import NotFound, OncewireError
-from oncewire.jetstream import Client, losses
-from oncewire.topology.model import Topology
-from oncewire.topology.rules import FoundStream, Plan, Step, plan, show
-from oncewire.topology.server import look
-from oncewire.topology.service import troubles
 
 LOOK_S_MAX: Final = 5.0
 FRESH_S: Final = 2.0

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.errors import AuthenticationFailed, InvalidSetting, NotFound, OncewireError, PermissionDenied
 from oncewire.broker.client import BrokerClient
 from oncewire.broker.client.calls import UntrustedCertificate
 from oncewire.broker.engine import TopicShown
 from oncewire.console import rules
-from oncewire.errors import AuthenticationFailed, InvalidSetting, NotFound, OncewireError, PermissionDenied
 
 TOPICS_MAX: Final = 100
 """Looked into again and again; of what goes beyond only the names are shown, and one at a time is looked into."""

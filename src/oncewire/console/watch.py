@@ -19,6 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.errors import NotConnected, OncewireError, TimedOut
+from oncewire._ground.http import Stream
+from oncewire._ground.jetstream import Client, State
+from oncewire._ground.monitor import Durability, Promise
 from oncewire.console import rules
 from oncewire.console.lake import LakeSide
 from oncewire.console.letters import Jobs, Letters
@@ -26,10 +30,6 @@ from oncewire.console.rules import Notice
 from oncewire.console.streams import Surveyor
 from oncewire.console.topics import Topics, cause
 from oncewire.dlq.rules import DLQ
-from oncewire.errors import NotConnected, OncewireError, TimedOut
-from oncewire.http import Stream
-from oncewire.jetstream import Client, State
-from oncewire.monitor import Durability, Promise
 
 WATCHERS_MAX: Final = 200
 POINTS_MAX: Final = 180

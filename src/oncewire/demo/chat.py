@@ -18,11 +18,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from oncewire import outbox, tokens
-from oncewire.database.postgres import connected, queries
+from oncewire._ground.database.postgres import connected, queries
+from oncewire._ground.errors import ContractViolation, OncewireError, PermissionDenied, Unavailable
+from oncewire._ground.http import OPEN, Request, Routes
+from oncewire._ground.jetstream import Client
 from oncewire.demo.answers import answer_to
-from oncewire.errors import ContractViolation, OncewireError, PermissionDenied, Unavailable
-from oncewire.http import OPEN, Request, Routes
-from oncewire.jetstream import Client
 
 SQL = queries("oncewire.demo")
 PIECE_S = 0.045

@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery
+from oncewire._ground.database.postgres import connected, queries
+from oncewire._ground.errors import Conflict, TimedOut
+from oncewire._ground.jetstream import Client
 from oncewire.broker.client import BrokerClient, Message, Worker
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
-from oncewire.database.postgres import connected, queries
 from oncewire.demo.biller import CHARGED, agent
 from oncewire.dlq.letters import Dead, Filter, read_letters
 from oncewire.dlq.replay import Replay, ReplayOptions
-from oncewire.errors import Conflict, TimedOut
 from oncewire.gateway.client import GatewayClient
-from oncewire.jetstream import Client
 from oncewire.pipeline.lake.place import Place
 
 SQL = queries("oncewire.demo")

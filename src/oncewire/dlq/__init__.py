@@ -8,7 +8,7 @@ replay     from letters back to their streams                      republish  un
 
 from typing import TYPE_CHECKING
 
-from oncewire.lazy import exports
+from oncewire._ground.lazy import exports
 
 if TYPE_CHECKING:
     from oncewire.dlq.service import DlqOptions, Service, options_of, serving

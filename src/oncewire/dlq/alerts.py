@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire.metrics import Tally
+from oncewire._ground.metrics import Tally
 
 log = logging.getLogger("oncewire.dlq")
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire.contracts import letters
+from oncewire._ground.contracts import letters
+from oncewire._ground.errors import ContractViolation, NotFound
+from oncewire._ground.jetstream import Client, StoredMessage, parse_reply
+from oncewire._ground.jetstream.protocol import Message, parse_time_ns
 from oncewire.dlq import rules
 from oncewire.dlq.rules import Failure, Original
-from oncewire.errors import ContractViolation, NotFound
-from oncewire.jetstream import Client, StoredMessage, parse_reply
-from oncewire.jetstream.protocol import Message, parse_time_ns
 
 OWNERS_BUCKET: Final = "OW_LEDGERS"
 FETCH_S: Final = 2.0

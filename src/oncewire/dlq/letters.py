@@ -12,11 +12,11 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncewire.contracts import ids, subjects
-from oncewire.contracts import letters as names
+from oncewire._ground.contracts import ids, subjects
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.errors import NotFound, Refused
+from oncewire._ground.jetstream import Client, Start, StoredMessage, parse_reply
 from oncewire.dlq import rules
-from oncewire.errors import NotFound, Refused
-from oncewire.jetstream import Client, Start, StoredMessage, parse_reply
 
 PART: Final = 500
 PART_BYTES_MAX: Final = 16 * 1024 * 1024

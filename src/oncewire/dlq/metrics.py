@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncewire.metrics import Page
+from oncewire._ground.metrics import Page
 
 if TYPE_CHECKING:
     from oncewire.dlq.service import Service

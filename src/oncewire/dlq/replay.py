@@ -20,16 +20,16 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from oncewire.contracts import headers as carried
-from oncewire.contracts import ids
-from oncewire.contracts import letters as names
+from oncewire._ground.contracts import headers as carried
+from oncewire._ground.contracts import ids
+from oncewire._ground.contracts import letters as names
+from oncewire._ground.errors import NotFound, OncewireError, Refused, Unavailable
+from oncewire._ground.jetstream import Client, PubAck
 from oncewire.dlq import rules
 from oncewire.dlq.letters import Filter, Found, read_letters
 from oncewire.dlq.republish import BATCH_MAX, Copy, OnStep, Republisher
 from oncewire.dlq.rules import Record, State
 from oncewire.dlq.standing import Horizon, LedgerView, Standing, horizon, withdrawn
-from oncewire.errors import NotFound, OncewireError, Refused, Unavailable
-from oncewire.jetstream import Client, PubAck
 
 DELETES_MAX: Final = 64
 PROBLEMS_MAX: Final = 100

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncewire.contracts import ids, subjects
+from oncewire._ground.contracts import ids, subjects
+from oncewire._ground.errors import Conflict, NotFound, OncewireError
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream.lookup import find_ids
 from oncewire.dlq import rules
 from oncewire.dlq.rules import Next, Record, State
-from oncewire.errors import Conflict, NotFound, OncewireError
-from oncewire.jetstream import Client, Outgoing, PubAck
-from oncewire.jetstream.lookup import find_ids
 
 BATCH_MAX = 500
 """The server answers for up to 1,024 subjects at once."""

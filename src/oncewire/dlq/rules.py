@@ -24,9 +24,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from oncewire.contracts import catalog, ids, inputs, letters, message, subjects
-from oncewire.contracts import headers as names
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts import catalog, ids, inputs, letters, message, subjects
+from oncewire._ground.contracts import headers as names
+from oncewire._ground.errors import ContractViolation
 
 DLQ: Final = "DLQ"
 REQUESTS: Final = "DLQ_REQUESTS"

@@ -21,17 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from oncewire._ground.errors import NotFound, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing, PubAck, Pull
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.metrics import Page, Tally
+from oncewire._ground.settings import Settings
+from oncewire._ground.tracing import Tracer
 from oncewire.dlq import events as reading
 from oncewire.dlq import metrics, rules, traces
 from oncewire.dlq.alerts import Alerts
 from oncewire.dlq.events import Event, Facts, StreamFacts
 from oncewire.dlq.rules import Act, Failure, Letter, Limits
-from oncewire.errors import NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, Outgoing, PubAck, Pull
-from oncewire.jetstream.protocol import Message
-from oncewire.metrics import Page, Tally
-from oncewire.settings import Settings
-from oncewire.tracing import Tracer
 
 OnStep = Callable[[str], None]
 log = logging.getLogger("oncewire.dlq")

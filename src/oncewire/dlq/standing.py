@@ -16,14 +16,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from oncewire.contracts.blocks import Announcement, Outcome
+from oncewire._ground.contracts.blocks import Announcement, Outcome
+from oncewire._ground.errors import NotFound, Refused
+from oncewire._ground.jetstream import Client, Start, parse_reply
+from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire._ground.ledger import rules as ledger_rules
+from oncewire._ground.ledger.store import Store
 from oncewire.dlq import rules
 from oncewire.dlq.letters import Dead
-from oncewire.errors import NotFound, Refused
-from oncewire.jetstream import Client, Start, parse_reply
-from oncewire.jetstream.protocol import parse_time_ns
-from oncewire.ledger import rules as ledger_rules
-from oncewire.ledger.store import Store
 
 LEDGER: Final = "LEDGER"
 FETCH_S: Final = 2.0

@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
-from oncewire.contracts import subjects
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import NotFound
 from oncewire.dlq import rules
 from oncewire.dlq.events import Event
 from oncewire.dlq.rules import Failure, Stand, Watched
 from oncewire.dlq.service import Service, Swept
-from oncewire.errors import NotFound
 
 FULL_SHARE: Final = 0.8
 LOOKED_AT_MAX: Final = 100_000

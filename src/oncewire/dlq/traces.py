@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import time
 
-from oncewire.contracts import letters
-from oncewire.contracts.trace import TraceContext, parse_traceparent
+from oncewire._ground.contracts import letters
+from oncewire._ground.contracts.trace import TraceContext, parse_traceparent
+from oncewire._ground.jetstream import PubAck
+from oncewire._ground.tracing import Tracer, span_of
 from oncewire.dlq.rules import DLQ, Letter
-from oncewire.jetstream import PubAck
-from oncewire.tracing import Tracer, span_of
 
 
 def context_of(letter: Letter) -> TraceContext | None:

@@ -25,9 +25,9 @@ from pathlib import Path
 
 import msgspec
 
+from oncewire._ground.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
+from oncewire._ground.files import write_whole
 from oncewire.embedded.process import POLL_S, Mark
-from oncewire.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
-from oncewire.files import write_whole
 
 ROOM_BYTES_MIN = 256 << 20
 STATE_BYTES_MAX = 1 << 16

@@ -8,11 +8,11 @@ import signal
 from importlib import metadata
 from pathlib import Path
 
-from oncewire import monitor
+from oncewire._ground import monitor
+from oncewire._ground.errors import Refused, TimedOut, Unavailable
+from oncewire._ground.files import write_whole
 from oncewire.embedded.folder import DataFolder, Server, translated
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, plain_environ
-from oncewire.errors import Refused, TimedOut, Unavailable
-from oncewire.files import write_whole
 
 MAX_PAYLOAD_BYTES = 8 << 20
 MEMORY_BYTES_MAX = 512 << 20

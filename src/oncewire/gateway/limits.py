@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncewire.settings import Settings
+from oncewire._ground.settings import Settings
 
 
 @dataclass(frozen=True)

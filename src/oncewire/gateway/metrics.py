@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from oncewire.http import metrics as http
-from oncewire.metrics import Page
+from oncewire._ground.http import metrics as http
+from oncewire._ground.metrics import Page
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway

@@ -15,9 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from oncewire.contracts.headers import EPOCH, NODE, TENANT
-from oncewire.contracts.subjects import CHAT_PRESENCE_PREFIX
-from oncewire.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
+from oncewire._ground.contracts.headers import EPOCH, NODE, TENANT
+from oncewire._ground.contracts.subjects import CHAT_PRESENCE_PREFIX
+from oncewire._ground.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
+from oncewire._ground.jetstream import Client, Message, Reader, Start, parse_reply
+from oncewire._ground.jetstream.losses import incarnation_of
+from oncewire._ground.jetstream.protocol import parse_headers, parse_time_ns
+from oncewire._ground.metrics import Histogram
+from oncewire._ground.tracing import Tracer
 from oncewire.gateway import traces
 from oncewire.gateway.channels import Channel, Event, Listener, Look
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_envelope
@@ -25,11 +30,6 @@ from oncewire.gateway.history import History
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
 from oncewire.gateway.tokens import Tokens
-from oncewire.jetstream import Client, Message, Reader, Start, parse_reply
-from oncewire.jetstream.losses import incarnation_of
-from oncewire.jetstream.protocol import parse_headers, parse_time_ns
-from oncewire.metrics import Histogram
-from oncewire.tracing import Tracer
 
 BUSY_WRITES: Final = 500
 """Writes in one turn from which on the next turn waits a little, so that more goes into each write."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from urllib.parse import urlsplit
 
-from oncewire.http import Request
+from oncewire._ground.http import Request
 
 
 def is_allowed(request: Request, origins: Set[str]) -> bool:

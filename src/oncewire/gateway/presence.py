@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.contracts.headers import NODE, TENANT
-from oncewire.contracts.realtime import VERSION, DeliveryContract, Presence, RealtimeEnvelope, encode_realtime
-from oncewire.contracts.subjects import chat_presence
-from oncewire.errors import OncewireError
+from oncewire._ground.contracts.headers import NODE, TENANT
+from oncewire._ground.contracts.realtime import VERSION, DeliveryContract, Presence, RealtimeEnvelope, encode_realtime
+from oncewire._ground.contracts.subjects import chat_presence
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.http import ANYONE
+from oncewire._ground.jetstream import Client, Message, Outgoing
+from oncewire._ground.jetstream.protocol import encode_pub, encode_subject
 from oncewire.gateway.frames import Conversation, Envelope, SetPresence, read_envelope
-from oncewire.http import ANYONE
-from oncewire.jetstream import Client, Message, Outgoing
-from oncewire.jetstream.protocol import encode_pub, encode_subject
 
 if TYPE_CHECKING:
     from oncewire.gateway.node import Node

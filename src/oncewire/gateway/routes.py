@@ -7,14 +7,14 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from oncewire.contracts.codec import ENCODE
-from oncewire.contracts.subjects import token
-from oncewire.errors import ContractViolation, NoResponders, OncewireError, PermissionDenied
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.contracts.subjects import token
+from oncewire._ground.errors import ContractViolation, NoResponders, OncewireError, PermissionDenied
+from oncewire._ground.http import OPEN, Handler, Pages, Request, Routes
+from oncewire._ground.metrics import CONTENT_TYPE, Page
 from oncewire.gateway import metrics, sse, websocket
 from oncewire.gateway.origins import cors_lines, is_allowed
 from oncewire.gateway.service import Gateway, heard_by
-from oncewire.http import OPEN, Handler, Pages, Request, Routes
-from oncewire.metrics import CONTENT_TYPE, Page
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1_000

@@ -6,15 +6,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-from oncewire import http
+from oncewire._ground import http
+from oncewire._ground.jetstream import Client
+from oncewire._ground.tracing import Tracer
 from oncewire.gateway.acks import Acks
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
 from oncewire.gateway.presence import Presences
 from oncewire.gateway.routes import Archive, GatewayRoutes
 from oncewire.gateway.service import Gateway
-from oncewire.jetstream import Client
-from oncewire.tracing import Tracer
 
 STOP_S = 5.0
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from oncewire.errors import OncewireError, Overloaded
+from oncewire._ground.errors import OncewireError, Overloaded
+from oncewire._ground.http import ANYONE, Principal, Server
 from oncewire.gateway.acks import Acks
 from oncewire.gateway.frames import Ack, Conversation, JoinRoom, ResumeFromSeq, SetPresence, error_frame
 from oncewire.gateway.limits import Limits
@@ -11,7 +12,6 @@ from oncewire.gateway.presence import Presences
 from oncewire.gateway.rooms import Member
 from oncewire.gateway.sse import Source
 from oncewire.gateway.websocket import Socket
-from oncewire.http import ANYONE, Principal, Server
 
 
 def heard_by(principal: Principal, conversation_id: str) -> Conversation:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from oncewire.contracts.codec import ENCODE
-from oncewire.contracts.realtime import VERSION
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.contracts.realtime import VERSION
+from oncewire._ground.http import Heir, Principal, Request
 from oncewire.gateway.channels import Listener
 from oncewire.gateway.frames import Conversation
 from oncewire.gateway.tokens import sse
-from oncewire.http import Heir, Principal, Request
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway

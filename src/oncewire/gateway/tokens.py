@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from oncewire.contracts.headers import TENANT
-from oncewire.contracts.subjects import chat_stop, chat_tokens, token
-from oncewire.errors import ContractViolation
+from oncewire._ground.contracts.headers import TENANT
+from oncewire._ground.contracts.subjects import chat_stop, chat_tokens, token
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream import Client
 from oncewire.gateway.channels import Event
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope
 from oncewire.gateway.history import PAGE_MESSAGES, History, envelope_of
-from oncewire.jetstream import Client
 
 ANSWER_S_MAX: Final = 3_600
 """An answer that began longer ago than this is not looked for: its producer is gone."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from oncewire.contracts import trace
-from oncewire.jetstream import Message, parse_reply
-from oncewire.tracing import Tracer, span_of
+from oncewire._ground.contracts import trace
+from oncewire._ground.jetstream import Message, parse_reply
+from oncewire._ground.tracing import Tracer, span_of
 
 
 def tell(tracer: Tracer, node: str, messages: Sequence[Message], times_ns: tuple[int, int]) -> None:

@@ -22,12 +22,12 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
-from oncewire.contracts.subjects import token
-from oncewire.errors import ContractViolation, OncewireError
+from oncewire._ground.contracts.subjects import token
+from oncewire._ground.errors import ContractViolation, OncewireError
+from oncewire._ground.http import OPEN, Heir, Principal, Request
 from oncewire.gateway import frames
 from oncewire.gateway.frames import Ack, ClientFrame, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
 from oncewire.gateway.rooms import Member, Write
-from oncewire.http import OPEN, Heir, Principal, Request
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway

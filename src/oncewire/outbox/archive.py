@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from typing import Final
 
-from oncewire.database.postgres import connected, queries
+from oncewire._ground.database.postgres import connected, queries
 from oncewire.outbox.rules import Row, body_of
 
 SQL = queries("oncewire.outbox")

@@ -12,13 +12,13 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from oncewire.database.postgres import queries
-from oncewire.jetstream import Client
+from oncewire._ground.database.postgres import queries
+from oncewire._ground.jetstream import Client
+from oncewire._ground.tracing import Tracer
 from oncewire.outbox import traces
 from oncewire.outbox.publish import OnStep, Publishing
 from oncewire.outbox.rules import BYTES_MAX, ROWS_MAX, Claim, Progress, Row, conversations_wanted, grouped
 from oncewire.outbox.source import Taken, transaction
-from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 

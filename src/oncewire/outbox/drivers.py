@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
-from oncewire.database.postgres import translate
-from oncewire.errors import OncewireError, Refused
+from oncewire._ground.database.postgres import translate
+from oncewire._ground.errors import OncewireError, Refused
 
 IDLE = 0
 """libpq's transaction status of a connection without a transaction."""

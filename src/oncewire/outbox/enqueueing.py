@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from oncewire import tracing
-from oncewire.contracts.canonical import canonical
-from oncewire.contracts.message import MessageEnvelope, encode_message
-from oncewire.contracts.subjects import check_subject
-from oncewire.database.postgres import quote_name
-from oncewire.errors import ContractViolation
+from oncewire._ground import tracing
+from oncewire._ground.contracts.canonical import canonical
+from oncewire._ground.contracts.message import MessageEnvelope, encode_message
+from oncewire._ground.contracts.subjects import check_subject
+from oncewire._ground.database.postgres import quote_name
+from oncewire._ground.errors import ContractViolation
 from oncewire.outbox import drivers
 
 Role = Literal["user", "assistant", "system"]

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncewire.database.postgres import queries
-from oncewire.errors import NotFound
+from oncewire._ground.database.postgres import queries
+from oncewire._ground.errors import NotFound
 from oncewire.outbox.source import transaction
 
 LISTED_MAX: Final = 100

@@ -15,18 +15,18 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from oncewire.contracts.headers import MSG_ID, TRACEPARENT
-from oncewire.contracts.message import decode_message
-from oncewire.contracts.subjects import check_subject
-from oncewire.database.postgres import queries
-from oncewire.errors import NotFound, OncewireError, Refused, Unavailable
-from oncewire.jetstream import Client, Outgoing, PubAck, Start
-from oncewire.jetstream.client import QUERIES_PREFIX
+from oncewire._ground.contracts.headers import MSG_ID, TRACEPARENT
+from oncewire._ground.contracts.message import decode_message
+from oncewire._ground.contracts.subjects import check_subject
+from oncewire._ground.database.postgres import queries
+from oncewire._ground.errors import NotFound, OncewireError, Refused, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing, PubAck, Start
+from oncewire._ground.jetstream.client import QUERIES_PREFIX
+from oncewire._ground.tracing import Tracer
 from oncewire.outbox import traces
 from oncewire.outbox.publish import OnStep
 from oncewire.outbox.rules import BYTES_MAX, ROWS_MAX
 from oncewire.outbox.source import Taken, transaction
-from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 

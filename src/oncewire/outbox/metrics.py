@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from oncewire.database import postgres
-from oncewire.errors import OncewireError
-from oncewire.metrics import Page
+from oncewire._ground.database import postgres
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.metrics import Page
 from oncewire.outbox.inspect import counts
 
 if TYPE_CHECKING:

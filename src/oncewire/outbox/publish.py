@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from oncewire.contracts import trace
-from oncewire.contracts.subjects import chat_events
-from oncewire.errors import (
+from oncewire._ground.contracts import trace
+from oncewire._ground.contracts.subjects import chat_events
+from oncewire._ground.errors import (
     Conflict,
     NotFound,
     OncewireError,
@@ -22,8 +22,8 @@ from oncewire.errors import (
     Refused,
     Unavailable,
 )
-from oncewire.jetstream import Client, Outgoing, PubAck
-from oncewire.jetstream.pace import Pace
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream.pace import Pace
 from oncewire.outbox.rules import (
     Claim,
     Progress,

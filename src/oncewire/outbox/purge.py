@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from oncewire.database.postgres import queries
+from oncewire._ground.database.postgres import queries
 from oncewire.outbox.source import transaction
 
 CHUNK: Final = 5_000

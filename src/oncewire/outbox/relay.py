@@ -16,10 +16,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncewire.database import postgres
-from oncewire.errors import OncewireError, Unavailable
-from oncewire.jetstream import Client
-from oncewire.metrics import Histogram
+from oncewire._ground.database import postgres
+from oncewire._ground.errors import OncewireError, Unavailable
+from oncewire._ground.jetstream import Client
+from oncewire._ground.metrics import Histogram
+from oncewire._ground.settings import Settings
+from oncewire._ground.tracing import Tracer
 from oncewire.outbox import purge
 from oncewire.outbox.conversations import Conversations
 from oncewire.outbox.inspect import Count
@@ -28,8 +30,6 @@ from oncewire.outbox.publish import OnStep
 from oncewire.outbox.rules import PAUSE_MS_MAX, Pace, pause_ms, retry_ms
 from oncewire.outbox.source import Source, Taken, transaction
 from oncewire.outbox.wake import Wake
-from oncewire.settings import Settings
-from oncewire.tracing import Tracer
 
 log = logging.getLogger("oncewire.outbox")
 

@@ -26,9 +26,9 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 from msgspec.structs import replace
 
-from oncewire.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE, TENANT
-from oncewire.contracts.realtime import VERSION, decode_realtime
-from oncewire.errors import Refused
+from oncewire._ground.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE, TENANT
+from oncewire._ground.contracts.realtime import VERSION, decode_realtime
+from oncewire._ground.errors import Refused
 
 ROWS_MAX = 1_000
 """An atomic batch takes no more."""

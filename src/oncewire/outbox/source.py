@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from oncewire.database.postgres import quote_name, translated
+from oncewire._ground.database.postgres import quote_name, translated
 
 
 class Taken(Struct, frozen=True):

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from oncewire.contracts import trace
-from oncewire.contracts.message import decode_message
-from oncewire.errors import OncewireError
-from oncewire.jetstream import PubAck
+from oncewire._ground.contracts import trace
+from oncewire._ground.contracts.message import decode_message
+from oncewire._ground.errors import OncewireError
+from oncewire._ground.jetstream import PubAck
+from oncewire._ground.tracing import Tracer, span_of
 from oncewire.outbox.rules import Progress
-from oncewire.tracing import Tracer, span_of
 
 if TYPE_CHECKING:
     from oncewire.outbox.messages import Waiting

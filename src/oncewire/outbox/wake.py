@@ -13,8 +13,8 @@ import logging
 import time
 from typing import Any, Final
 
-from oncewire.database import postgres
-from oncewire.errors import OncewireError
+from oncewire._ground.database import postgres
+from oncewire._ground.errors import OncewireError
 from oncewire.outbox.rules import retry_ms
 from oncewire.outbox.source import transaction
 

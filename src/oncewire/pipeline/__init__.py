@@ -7,7 +7,7 @@
 
 from typing import TYPE_CHECKING
 
-from oncewire.lazy import exports
+from oncewire._ground.lazy import exports
 
 if TYPE_CHECKING:
     from oncewire.pipeline.auditing.frames import (

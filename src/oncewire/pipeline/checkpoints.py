@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from oncewire.errors import Corrupt
+from oncewire._ground.errors import Corrupt
 
 FOLDER: Final = "_checkpoints"
 _FROM: Final = "from-"

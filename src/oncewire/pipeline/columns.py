@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire import native
-from oncewire.jetstream.protocol import CRLF
+from oncewire._ground import native
+from oncewire._ground.jetstream.protocol import CRLF
 
 if TYPE_CHECKING:
     from oncewire.pipeline.frames import Bytes, Cuts, Ints

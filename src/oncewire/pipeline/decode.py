@@ -23,8 +23,8 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import headers, ids, letters
-from oncewire.errors import Refused, UnsupportedVersion
+from oncewire._ground.contracts import headers, ids, letters
+from oncewire._ground.errors import Refused, UnsupportedVersion
 from oncewire.pipeline import envelopes
 from oncewire.pipeline.envelopes import RUNTIME
 from oncewire.pipeline.families import (

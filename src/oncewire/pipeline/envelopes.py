@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.contracts import headers, inputs
-from oncewire.contracts.codec import ENCODE
-from oncewire.contracts.inputs import Input
+from oncewire._ground.contracts import headers, inputs
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.contracts.inputs import Input
 from oncewire.pipeline.families import Place, carried_by_replay, key_begun, key_of, read_closely, shown
 from oncewire.pipeline.lake.table import TIMESTAMP
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncewire.contracts import (
+from oncewire._ground.contracts import (
     blocks,
     catalog,
     headers,
@@ -30,11 +30,11 @@ from oncewire.contracts import (
     topics,
     trace,
 )
-from oncewire.contracts.broker import DeliveredEnvelope, RetryPolicy
-from oncewire.contracts.catalog import Family
-from oncewire.contracts.codec import ENCODE
-from oncewire.errors import ContractViolation, UnsupportedVersion
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts.broker import DeliveredEnvelope, RetryPolicy
+from oncewire._ground.contracts.catalog import Family
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.errors import ContractViolation, UnsupportedVersion
+from oncewire._ground.jetstream.protocol import parse_time_ns
 
 KEY_BYTES: Final = 16
 REPLAY_PREFIX: Final = "rp."

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from oncewire import native
-from oncewire.jetstream.protocol import LINE_BYTES_MAX, Event, Parser
+from oncewire._ground import native
+from oncewire._ground.jetstream.protocol import LINE_BYTES_MAX, Event, Parser
 
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]

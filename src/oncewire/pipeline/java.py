@@ -11,8 +11,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from oncewire.embedded import java
-from oncewire.errors import Unavailable
+from oncewire._ground import java
+from oncewire._ground.errors import Unavailable
 
 SCRIPT = """#!/bin/sh
 # Made by oncewire: {program} has no module jdk.incubator.vector, which Spark asks for.

@@ -24,9 +24,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import headers, letters, topics
-from oncewire.errors import ContractViolation, Corrupt
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts import headers, letters, topics
+from oncewire._ground.errors import ContractViolation, Corrupt
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.rules import Span, Step, Written
 from oncewire.pipeline.lake.table import TIMESTAMP

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from oncewire.metrics import Page
+from oncewire._ground.metrics import Page
 from oncewire.pipeline import standing
 from oncewire.pipeline.auditing.run import last_verdicts
 from oncewire.pipeline.lake.log import Lake

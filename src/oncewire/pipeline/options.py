@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Final, Literal
 from urllib.parse import urlsplit
 
-from oncewire.errors import ContractViolation, InvalidSetting
-from oncewire.jetstream.protocol import encode_filter
+from oncewire._ground.errors import ContractViolation, InvalidSetting
+from oncewire._ground.jetstream.protocol import encode_filter
 
 DEFAULT_URL: Final = "nats://localhost:4222"
 DEFAULT_INBOX_PREFIX: Final = "_INBOX"

@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import hashes
-from oncewire.errors import ContractViolation, TooLarge
-from oncewire.jetstream import protocol
+from oncewire._ground.contracts import hashes
+from oncewire._ground.errors import ContractViolation, TooLarge
+from oncewire._ground.jetstream import protocol
 from oncewire.pipeline.columns import binaries, contents, fixed_width, integers, retyped
 from oncewire.pipeline.frames import Ints
 

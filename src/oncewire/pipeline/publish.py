@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pyarrow.compute as pc
 
-from oncewire.errors import (
+from oncewire._ground.errors import (
     NoResponders,
     NotFound,
     OncewireError,
@@ -35,7 +35,7 @@ from oncewire.errors import (
     TimedOut,
     Unavailable,
 )
-from oncewire.jetstream.protocol import Event, Message, parse_status
+from oncewire._ground.jetstream.protocol import Event, Message, parse_status
 from oncewire.pipeline.columns import contents
 from oncewire.pipeline.frames import ANSWER_DIGITS, PUB_ACK, Answers, Ints, split_answers
 from oncewire.pipeline.options import Access

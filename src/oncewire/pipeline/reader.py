@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from oncewire.errors import NoResponders, ProtocolViolation, TimedOut, Unavailable
-from oncewire.jetstream import protocol
-from oncewire.jetstream.protocol import FRAME_BYTES_MAX, LINE_BYTES_MAX, Message
+from oncewire._ground.errors import NoResponders, ProtocolViolation, TimedOut, Unavailable
+from oncewire._ground.jetstream import protocol
+from oncewire._ground.jetstream.protocol import FRAME_BYTES_MAX, LINE_BYTES_MAX, Message
 from oncewire.pipeline import rules, stream
 from oncewire.pipeline.columns import Columns
 from oncewire.pipeline.frames import Bytes, Cuts, Expected, Piece, split

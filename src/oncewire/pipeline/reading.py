@@ -21,9 +21,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire import errors
-from oncewire.contracts.topics import Bears
-from oncewire.errors import (
+from oncewire._ground import errors
+from oncewire._ground.contracts.topics import Bears
+from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
     Corrupt,

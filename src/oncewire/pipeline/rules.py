@@ -28,9 +28,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Literal
 
-from oncewire.contracts.topics import is_trimmed_by_broker
-from oncewire.errors import Corrupt, Refused
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts.topics import is_trimmed_by_broker
+from oncewire._ground.errors import Corrupt, Refused
+from oncewire._ground.jetstream.protocol import parse_time_ns
 
 PARTITION_RECORDS = 250_000
 """One partition's share of a range. A constant, so that a range that is read again is cut the same way."""

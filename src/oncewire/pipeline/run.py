@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.errors import Conflict, OncewireError, Unavailable
+from oncewire._ground.errors import Conflict, OncewireError, Unavailable
 from oncewire.pipeline.deriving import Batch, Silver
 from oncewire.pipeline.families import Families
 from oncewire.pipeline.gold.refresh import Gold

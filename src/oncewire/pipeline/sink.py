@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from oncewire.errors import InvalidSetting, Refused
+from oncewire._ground.errors import InvalidSetting, Refused
 from oncewire.pipeline.options import WriteOptions
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from oncewire.errors import InvalidSetting, Refused, Unavailable
-from oncewire.jetstream import protocol
+from oncewire._ground.errors import InvalidSetting, Refused, Unavailable
+from oncewire._ground.jetstream import protocol
 from oncewire.pipeline import options as given
 from oncewire.pipeline import rules, stream
 from oncewire.pipeline.options import Place, ReadOptions

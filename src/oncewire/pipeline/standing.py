@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts.topics import STREAM_PREFIXES
-from oncewire.errors import Corrupt, NotFound, Refused, Unavailable
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts.topics import STREAM_PREFIXES
+from oncewire._ground.errors import Corrupt, NotFound, Refused, Unavailable
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline import checkpoints
 from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.log import SILVER_APP, Lake

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncewire.contracts.subjects import INCARNATIONS_BUCKET, READER_PREFIX
-from oncewire.contracts.topics import SUBJECTS, Bears, read_metadata
-from oncewire.errors import ContractViolation, Corrupt, NotFound, ProtocolViolation
-from oncewire.jetstream.protocol import CRLF, Message, parse_time_ns
+from oncewire._ground.contracts.subjects import INCARNATIONS_BUCKET, READER_PREFIX
+from oncewire._ground.contracts.topics import SUBJECTS, Bears, read_metadata
+from oncewire._ground.errors import ContractViolation, Corrupt, NotFound, ProtocolViolation
+from oncewire._ground.jetstream.protocol import CRLF, Message, parse_time_ns
 from oncewire.pipeline.rules import Facts
 from oncewire.pipeline.wire import STREAM_NOT_FOUND, Wire
 

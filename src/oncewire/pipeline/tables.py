@@ -35,8 +35,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from oncewire.contracts.catalog import Family
-from oncewire.errors import NotFound
+from oncewire._ground.contracts.catalog import Family
+from oncewire._ground.errors import NotFound
 from oncewire.pipeline.gold.tables import GOLD
 from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table

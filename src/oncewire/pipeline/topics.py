@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from oncewire.contracts.topics import Bears
-from oncewire.errors import Corrupt, NotFound, OncewireError, Unavailable
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts.topics import Bears
+from oncewire._ground.errors import Corrupt, NotFound, OncewireError, Unavailable
+from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline import options as given
 from oncewire.pipeline import stream
 from oncewire.pipeline.lake import files

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from oncewire.errors import (
+from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
     InvalidSetting,
@@ -35,8 +35,8 @@ from oncewire.errors import (
     TimedOut,
     Unavailable,
 )
-from oncewire.jetstream import protocol
-from oncewire.jetstream.protocol import Event, Info, Message, Parser, Ping, Pong, ServerError
+from oncewire._ground.jetstream import protocol
+from oncewire._ground.jetstream.protocol import Event, Info, Message, Parser, Ping, Pong, ServerError
 from oncewire.pipeline.options import Access
 
 CONNECT_S: Final = 5.0
@@ -267,12 +267,12 @@ def credentials(access: Access, server: str, nonce: str) -> dict[str, str]:
     if access.user:
         return {"user": access.user, "pass": access.password}
     if access.creds:
-        from oncewire.jetstream.nkeys import NKey  # signing needs cryptography: only who has a key pays for it
+        from oncewire._ground.jetstream.nkeys import NKey  # signing needs cryptography: only who has a key pays for it
 
         jwt, seed = access.creds
         return {"jwt": jwt, "sig": NKey(seed).sign(nonce)} if nonce else {"jwt": jwt}
     if access.nkey:
-        from oncewire.jetstream.nkeys import NKey
+        from oncewire._ground.jetstream.nkeys import NKey
 
         key = NKey(access.nkey)
         return {"nkey": key.public, "sig": key.sign(nonce)}

@@ -19,6 +19,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from oncewire._ground.contracts.message import MessageEnvelope
+from oncewire._ground.contracts.runtime import RuntimeEnvelope
+from oncewire._ground.errors import Refused
+from oncewire._ground.jetstream.client import encode_payload
+from oncewire._ground.jetstream.protocol import Message, encode_headers
+from oncewire._ground.ledger.rules import Source
+from oncewire._ground.ledger.sqlite import SqliteStore
+from oncewire._ground.topology import Topology, durable_name
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import Settled
 from oncewire.agent.commits import Commits
@@ -26,15 +34,7 @@ from oncewire.agent.handlers import Handler, full_subject
 from oncewire.agent.lane import Lane
 from oncewire.agent.read import Reading
 from oncewire.agent.upkeep import tick_of
-from oncewire.contracts.message import MessageEnvelope
-from oncewire.contracts.runtime import RuntimeEnvelope
-from oncewire.errors import Refused
-from oncewire.jetstream.client import encode_payload
-from oncewire.jetstream.protocol import Message, encode_headers
-from oncewire.ledger.rules import Source
-from oncewire.ledger.sqlite import SqliteStore
 from oncewire.testing.wire import DeadLetter, Published, Streams, Wire
-from oncewire.topology import Topology, durable_name
 
 START_MS: Final = 1_767_225_600_000
 """The first of January 2026: where the clock of every test begins."""

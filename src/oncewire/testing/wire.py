@@ -7,14 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.contracts import subjects
+from oncewire._ground.errors import ContractViolation, TooLarge
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.jetstream.pull import Delivery
+from oncewire._ground.ledger.rules import Sending
+from oncewire._ground.ledger.store import Block, Mark
+from oncewire._ground.topology import Topology, load
 from oncewire.agent.outflow import unconfirmed
-from oncewire.contracts import subjects
-from oncewire.errors import ContractViolation, TooLarge
-from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.pull import Delivery
-from oncewire.ledger.rules import Sending
-from oncewire.ledger.store import Block, Mark
-from oncewire.topology import Topology, load
 
 PAYLOAD_BYTES_MAX: Final = 1_048_576 - 16_384
 """What a server with its default settings takes, less the room for a dead letter."""

@@ -17,12 +17,12 @@ from typing import Any, TypeVar, cast
 
 import httptools
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 from oncewire.broker.client import calls
 from oncewire.broker.client.calls import Address, Call, Lease, Message, Result
 from oncewire.broker.engine import IdempotencyStatus, TopicCreated, TopicShown
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
-from oncewire.contracts.codec import ENCODE
-from oncewire.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 
 T = TypeVar("T")
 Trust = Callable[[], ssl.SSLContext]

@@ -14,16 +14,15 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from oncewire.broker.engine import IdempotencyStatus, TopicCreated, TopicShown
-from oncewire.contracts.broker import (
+from oncewire._ground.contracts.broker import (
     BrokerEnvelope,
     Delivery,
     ProduceBody,
     decode_delivery,
     encode_produce,
 )
-from oncewire.contracts.codec import ENCODE
-from oncewire.errors import (
+from oncewire._ground.contracts.codec import ENCODE
+from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
     InvalidSetting,
@@ -37,7 +36,8 @@ from oncewire.errors import (
     Refused,
     TooLarge,
 )
-from oncewire.masking import mask_url
+from oncewire._ground.masking import mask_url
+from oncewire.broker.engine import IdempotencyStatus, TopicCreated, TopicShown
 
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"

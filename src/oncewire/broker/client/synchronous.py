@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, TypeVar
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery
+from oncewire._ground.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 from oncewire.broker.client import calls
 from oncewire.broker.client.asynchronous import ANSWER_BYTES_MAX, RETRY_FIRST_S, RETRY_MOST_S, Trust
 from oncewire.broker.client.calls import Call, Lease, Message, Result
 from oncewire.broker.engine import IdempotencyStatus, TopicCreated, TopicShown
-from oncewire.contracts.broker import BrokerEnvelope, Delivery
-from oncewire.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 
 T = TypeVar("T")
 

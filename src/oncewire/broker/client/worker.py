@@ -13,10 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from oncewire._ground.contracts.broker import Delivery
+from oncewire._ground.errors import OncewireError, Refused, Unavailable
 from oncewire.broker.client.asynchronous import RETRY_FIRST_S, RETRY_MOST_S, BrokerClient
 from oncewire.broker.client.calls import Lease
-from oncewire.contracts.broker import Delivery
-from oncewire.errors import OncewireError, Refused, Unavailable
 
 Effect = Callable[[Delivery], Awaitable[None]]
 

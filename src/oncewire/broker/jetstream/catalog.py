@@ -16,12 +16,12 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.errors import Conflict, NotFound, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, StoredMessage, codes
+from oncewire._ground.jetstream import Entry as Change
 from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.sending import has_ingest
-from oncewire.contracts import topics
-from oncewire.errors import Conflict, NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, StoredMessage, codes
-from oncewire.jetstream import Entry as Change
 
 WINDOW_MS_MIN: Final = 100
 """The server's own least duplicate window."""

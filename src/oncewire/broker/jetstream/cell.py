@@ -25,6 +25,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.contracts.broker import BrokerEnvelope, ProduceBody, Routing
+from oncewire._ground.contracts.records import SAME_BATCH, Acked, Buried, Record, Stored, Trimmed, encode_document
+from oncewire._ground.errors import NotFound, OncewireError, Overloaded, TooLarge, Unavailable
 from oncewire.broker import rules
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Limits, Produced, Settle, Sink
@@ -46,10 +50,6 @@ from oncewire.broker.jetstream.sending import (
 from oncewire.broker.rules import Step
 from oncewire.broker.state import State, Subscriber, Topic
 from oncewire.broker.upkeep import tick
-from oncewire.contracts import topics
-from oncewire.contracts.broker import BrokerEnvelope, ProduceBody, Routing
-from oncewire.contracts.records import SAME_BATCH, Acked, Buried, Record, Stored, Trimmed, encode_document
-from oncewire.errors import NotFound, OncewireError, Overloaded, TooLarge, Unavailable
 
 SNAPSHOT_RECORDS: Final = 20_000
 """Records after which a snapshot is due, besides as many as the last snapshot held."""

@@ -15,7 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire import topology
+from oncewire._ground import topology
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
+from oncewire._ground.errors import ContractViolation, InvalidSetting, NotFound, OncewireError, TooLarge, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing
 from oncewire.broker import rules, view
 from oncewire.broker.engine import (
     Consume,
@@ -48,9 +51,6 @@ from oncewire.broker.routing import Routers
 from oncewire.broker.rules import NO_TOPIC, Place
 from oncewire.broker.state import COUNTERS
 from oncewire.broker.taking import Take
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
-from oncewire.errors import ContractViolation, InvalidSetting, NotFound, OncewireError, TooLarge, Unavailable
-from oncewire.jetstream import Client, Outgoing
 
 OWNER_LEASE_MS: Final = 3_000
 SERVICE: Final = "broker"

@@ -18,14 +18,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from oncewire._ground.contracts.records import Stored
+from oncewire._ground.errors import OncewireError, OutcomeUnknown, Unavailable
+from oncewire._ground.jetstream import codes
+from oncewire._ground.jetstream.publish import BATCH_MESSAGES_MAX
 from oncewire.broker import rules
 from oncewire.broker.engine import Produced
 from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.sending import Sending, Way, for_clients, header_of, unknown
-from oncewire.contracts.records import Stored
-from oncewire.errors import OncewireError, OutcomeUnknown, Unavailable
-from oncewire.jetstream import codes
-from oncewire.jetstream.publish import BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from oncewire.broker.jetstream.cell import Cell

@@ -21,6 +21,9 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
+from oncewire._ground.contracts.records import Acked
+from oncewire._ground.errors import ContractViolation, NotFound, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, codes
 from oncewire.broker import rules
 from oncewire.broker.engine import Consume, Idempotency, IdempotencyStatus
 from oncewire.broker.idempotency import Claim, Holder, claim_of
@@ -28,9 +31,6 @@ from oncewire.broker.jetstream import ops
 from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Cell
 from oncewire.broker.jetstream.owners import Done, Owners
-from oncewire.contracts.records import Acked
-from oncewire.errors import ContractViolation, NotFound, OncewireError, Unavailable
-from oncewire.jetstream import Client, codes
 
 _log = logging.getLogger(__name__)
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, Protocol
 
+from oncewire._ground.contracts.broker import DEAD_PREFIX
+from oncewire._ground.contracts.records import Buried
+from oncewire._ground.errors import NotFound, OncewireError, Unavailable
 from oncewire.broker.engine import Limits
 from oncewire.broker.jetstream import names, ops
 from oncewire.broker.jetstream.catalog import Catalog, Listed
 from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.owners import Done, Owners
-from oncewire.contracts.broker import DEAD_PREFIX
-from oncewire.contracts.records import Buried
-from oncewire.errors import NotFound, OncewireError, Unavailable
 
 AGAIN_S: Final = 0.05
 

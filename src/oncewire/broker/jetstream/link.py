@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.errors import OncewireError, OutcomeUnknown, PermissionDenied, TooLarge, Unavailable
+from oncewire._ground.jetstream import Client, protocol
+from oncewire._ground.jetstream.connection import Subscription
+from oncewire._ground.jetstream.protocol import Message
 from oncewire.broker.jetstream import ops
 from oncewire.broker.jetstream.ops import Answer, Asked, Notice, Request, Unsent
-from oncewire.errors import OncewireError, OutcomeUnknown, PermissionDenied, TooLarge, Unavailable
-from oncewire.jetstream import Client, protocol
-from oncewire.jetstream.connection import Subscription
-from oncewire.jetstream.protocol import Message
 
 ANSWER_S_MAX: Final = 15.0
 SWEEP_S: Final = 0.5

@@ -11,7 +11,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Final
 
-from oncewire.contracts.topics import token, untoken
+from oncewire._ground.contracts.topics import token, untoken
 
 TOPICS: Final = "OW_TOPICS"
 LEASES: Final = "OW_LEASES"

@@ -12,6 +12,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.errors import Conflict, NotFound, OncewireError, OutcomeUnknown, Refused, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing
+from oncewire._ground.jetstream.options import State as ConnectionState
 from oncewire.broker.engine import Consume, Limits
 from oncewire.broker.jetstream import names, ops, packed
 from oncewire.broker.jetstream.catalog import Catalog, Listed
@@ -29,10 +33,6 @@ from oncewire.broker.jetstream.takeover import Taker
 from oncewire.broker.local import Clock
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.view import show_partition
-from oncewire.contracts import topics
-from oncewire.errors import Conflict, NotFound, OncewireError, OutcomeUnknown, Refused, Unavailable
-from oncewire.jetstream import Client, Outgoing
-from oncewire.jetstream.options import State as ConnectionState
 
 NODES_S: Final = 0.05
 """How often it is looked who is there."""

@@ -11,6 +11,19 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
+from oncewire._ground.errors import (
+    Conflict,
+    ContractViolation,
+    Corrupt,
+    NotFound,
+    OncewireError,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+    TooLarge,
+    Unavailable,
+)
 from oncewire.broker.engine import (
     BufferFull,
     Consume,
@@ -23,19 +36,6 @@ from oncewire.broker.engine import (
     TooManyReaders,
 )
 from oncewire.broker.idempotency import Claim, Holder
-from oncewire.contracts.broker import BrokerEnvelope, Delivery, ProduceBody, Routing
-from oncewire.errors import (
-    Conflict,
-    ContractViolation,
-    Corrupt,
-    NotFound,
-    OncewireError,
-    OutcomeUnknown,
-    Overloaded,
-    Refused,
-    TooLarge,
-    Unavailable,
-)
 
 
 class Produce(Struct, array_like=True, frozen=True, tag="produce"):

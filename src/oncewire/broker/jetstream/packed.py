@@ -14,9 +14,7 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from oncewire.broker.image import capture_progress, restore
-from oncewire.broker.state import State
-from oncewire.contracts.records import (
+from oncewire._ground.contracts.records import (
     Acked,
     Buried,
     GroupMade,
@@ -29,6 +27,8 @@ from oncewire.contracts.records import (
     decode_kept,
     encode,
 )
+from oncewire.broker.image import capture_progress, restore
+from oncewire.broker.state import State
 
 PART_BYTES_MAX: Final = 256 << 10
 """Of a packed record or a part of a snapshot; well below what any server takes."""

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from oncewire._ground.errors import NotFound, OncewireError, Unavailable
 from oncewire.broker.jetstream import names
 from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Phase
 from oncewire.broker.jetstream.ops import Moved, Placed, Unsent
 from oncewire.broker.jetstream.owners import Done, Local
 from oncewire.broker.rules import NO_TOPIC
-from oncewire.errors import NotFound, OncewireError, Unavailable
 
 if TYPE_CHECKING:
     from oncewire.broker.jetstream.node import Node

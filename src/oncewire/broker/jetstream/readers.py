@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from oncewire._ground.contracts.broker import Delivery
+from oncewire._ground.errors import OncewireError
 from oncewire.broker import rules
 from oncewire.broker.dispatch import has_work
 from oncewire.broker.engine import Consume, Sink
@@ -22,8 +24,6 @@ from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Cell
 from oncewire.broker.jetstream.link import Link
 from oncewire.broker.state import Subscriber
-from oncewire.contracts.broker import Delivery
-from oncewire.errors import OncewireError
 
 Entered = Callable[[OncewireError | None], None]
 

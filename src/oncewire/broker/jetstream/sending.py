@@ -25,13 +25,13 @@ from typing import Any, Final
 
 import msgspec
 
-from oncewire.errors import NotFound, OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
-from oncewire.jetstream import codes, protocol
-from oncewire.jetstream.connection import Connection
-from oncewire.jetstream.fast import SINCE
-from oncewire.jetstream.pace import Pace
-from oncewire.jetstream.protocol import Message
-from oncewire.jetstream.publish import BATCH_MESSAGES_MAX, PubAck, parse_ack
+from oncewire._ground.errors import NotFound, OncewireError, OutcomeUnknown, PermissionDenied, Unavailable
+from oncewire._ground.jetstream import codes, protocol
+from oncewire._ground.jetstream.connection import Connection
+from oncewire._ground.jetstream.fast import SINCE
+from oncewire._ground.jetstream.pace import Pace
+from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.jetstream.publish import BATCH_MESSAGES_MAX, PubAck, parse_ack
 
 CONFIRM_S_MAX: Final = 10.0
 SWEEP_S: Final = 0.25

@@ -20,10 +20,10 @@ from typing import Final
 
 import msgspec
 
+from oncewire._ground.errors import Conflict, OncewireError, Unavailable
+from oncewire._ground.jetstream import Client, State
+from oncewire._ground.jetstream.pull import HEARTBEAT_S
 from oncewire.broker.jetstream import names
-from oncewire.errors import Conflict, OncewireError, Unavailable
-from oncewire.jetstream import Client, State
-from oncewire.jetstream.pull import HEARTBEAT_S
 
 RENEW_SHARE: Final = 3
 HEARTBEAT_S_MIN: Final = 0.5

@@ -18,13 +18,13 @@ from typing import Final
 
 import msgspec
 
+from oncewire._ground.contracts import topics
+from oncewire._ground.contracts.records import SAME_BATCH, decode_body, decode_packed
+from oncewire._ground.errors import Conflict, Corrupt, NotFound, OncewireError, OutcomeUnknown, Unavailable
+from oncewire._ground.jetstream import Client, Outgoing, Start, StoredMessage, codes, parse_reply
+from oncewire._ground.jetstream.protocol import Message
 from oncewire.broker.jetstream import names, packed
 from oncewire.broker.jetstream.cell import Cell, Page, Phase
-from oncewire.contracts import topics
-from oncewire.contracts.records import SAME_BATCH, decode_body, decode_packed
-from oncewire.errors import Conflict, Corrupt, NotFound, OncewireError, OutcomeUnknown, Unavailable
-from oncewire.jetstream import Client, Outgoing, Start, StoredMessage, codes, parse_reply
-from oncewire.jetstream.protocol import Message
 
 FIRST_PAGE: Final = 256
 PAGE: Final = 1_000

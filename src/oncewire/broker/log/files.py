@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Final, Protocol
 
-from oncewire.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
+from oncewire._ground.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
 
 _LOCK: Final = "lock"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from oncewire._ground.contracts.records import decode_kept, decode_record
+from oncewire._ground.errors import Corrupt
 from oncewire.broker.log.files import Disk, Files, translated
 from oncewire.broker.log.reading import read_log
-from oncewire.contracts.records import decode_kept, decode_record
-from oncewire.errors import Corrupt
 
 
 class SegmentShown(Struct, frozen=True):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from oncewire._ground.errors import Corrupt
 from oncewire.broker.log.files import Files
 from oncewire.broker.log.format import (
     END_BYTES,
@@ -32,7 +33,6 @@ from oncewire.broker.log.format import (
     segment_name,
     snapshot_name,
 )
-from oncewire.errors import Corrupt
 
 SEAL: Final = "sealed"
 _CHUNK_BYTES: Final = 4 << 20

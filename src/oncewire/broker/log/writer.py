@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from zlib import crc32
 
+from oncewire._ground.errors import OutcomeUnknown
 from oncewire.broker.log.files import File, Files, not_written, translated
 from oncewire.broker.log.format import (
     HEADER_BYTES,
@@ -33,7 +34,6 @@ from oncewire.broker.log.format import (
     snapshot_name,
 )
 from oncewire.broker.log.reading import SEAL, Found, Segment, Take, read_log
-from oncewire.errors import OutcomeUnknown
 
 SEGMENT_BYTES_MAX: Final = 32 << 20
 SEGMENTS_MAX: Final = 64

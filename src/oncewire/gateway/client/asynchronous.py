@@ -20,8 +20,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 import msgspec
 
-from oncewire.contracts.realtime import RealtimeEnvelope
-from oncewire.errors import (
+from oncewire._ground.contracts.realtime import RealtimeEnvelope
+from oncewire._ground.errors import (
     AuthenticationFailed,
     ContractViolation,
     NotConnected,

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import httptools
 
-from oncewire.errors import NotConnected, ProtocolViolation, TimedOut
+from oncewire._ground.errors import NotConnected, ProtocolViolation, TimedOut
 
 BODY_BYTES_MAX = 64 << 20
 READ_BYTES = 1 << 16

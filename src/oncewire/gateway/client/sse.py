@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from oncewire.contracts.realtime import RealtimeEnvelope, StreamLifecycle, TokenChunk
+from oncewire._ground.contracts.realtime import RealtimeEnvelope, StreamLifecycle, TokenChunk
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 ENDED_MAX = 100

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from oncewire.contracts import letters
-from oncewire.contracts.headers import MSG_ID
-from oncewire.contracts.topics import STREAM_PREFIXES
+from oncewire._ground.contracts import letters
+from oncewire._ground.contracts.headers import MSG_ID
+from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Hole, Lifetime, Reader, agent_of, bucket_of
 from oncewire.pipeline.auditing.workers import (
     BLOCK,

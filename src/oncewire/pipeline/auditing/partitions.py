@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from oncewire.contracts.topics import RECORDS
+from oncewire._ground.contracts.topics import RECORDS
 from oncewire.pipeline.auditing.rules import Result
 
 Key = tuple[int, int]

@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import blocks, subjects
-from oncewire.contracts.blocks import LANES, NO_HASH, NO_STATE, Outcome
-from oncewire.errors import ContractViolation
-from oncewire.jetstream.protocol import parse_time_ns
+from oncewire._ground.contracts import blocks, subjects
+from oncewire._ground.contracts.blocks import LANES, NO_HASH, NO_STATE, Outcome
+from oncewire._ground.errors import ContractViolation
+from oncewire._ground.jetstream.protocol import parse_time_ns
 
 BUCKET: Final = 65_536
 """So many sequences are looked at together."""

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.contracts.topics import STREAM_PREFIXES
-from oncewire.errors import NotFound
+from oncewire._ground.contracts.topics import STREAM_PREFIXES
+from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import frames, settlements
 from oncewire.pipeline.auditing.rules import Lifetime

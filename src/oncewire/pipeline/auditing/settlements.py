@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from oncewire.contracts.broker import DEAD_PREFIX
-from oncewire.contracts.topics import RECORDS
+from oncewire._ground.contracts.broker import DEAD_PREFIX
+from oncewire._ground.contracts.topics import RECORDS
 from oncewire.pipeline import settled
 from oncewire.pipeline.auditing import partitions
 from oncewire.pipeline.auditing.frames import Cut, result, union

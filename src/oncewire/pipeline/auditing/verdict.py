@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from oncewire.contracts.topics import STREAM_PREFIXES
+from oncewire._ground.contracts.topics import STREAM_PREFIXES
 
 CHECKS: Final = {
     "sequences": "every sequence is in bronze once, or in a known gap",

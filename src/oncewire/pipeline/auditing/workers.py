@@ -13,11 +13,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncewire.contracts import blocks, ids
-from oncewire.contracts import headers as names
-from oncewire.contracts.blocks import Announcement, Inputs, Outcome
-from oncewire.contracts.inputs import Input
-from oncewire.errors import ContractViolation, Refused
+from oncewire._ground.contracts import blocks, ids
+from oncewire._ground.contracts import headers as names
+from oncewire._ground.contracts.blocks import Announcement, Inputs, Outcome
+from oncewire._ground.contracts.inputs import Input
+from oncewire._ground.errors import ContractViolation, Refused
 from oncewire.pipeline.auditing.rules import (
     BUCKET,
     RESULT,

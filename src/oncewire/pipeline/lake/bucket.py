@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from oncewire.errors import AuthenticationFailed, InvalidSetting, OncewireError, Refused, Unavailable
+from oncewire._ground.errors import AuthenticationFailed, InvalidSetting, OncewireError, Refused, Unavailable
 from oncewire.pipeline.lake.folder import LOG
 
 if TYPE_CHECKING:

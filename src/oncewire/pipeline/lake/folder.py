@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from oncewire.errors import Refused
-from oncewire.files import sync_folder
+from oncewire._ground.errors import Refused
+from oncewire._ground.files import sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa

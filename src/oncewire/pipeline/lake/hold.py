@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from oncewire.errors import Conflict
+from oncewire._ground.errors import Conflict
 
 LOCK: Final = "_lock"
 STATE: Final = "_state.json"

@@ -26,7 +26,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector
 
-from oncewire.errors import Conflict, Corrupt, InvalidSetting, Refused, Unavailable
+from oncewire._ground.errors import Conflict, Corrupt, InvalidSetting, Refused, Unavailable
 from oncewire.pipeline.lake.bucket import refusal
 from oncewire.pipeline.lake.folder import LOG
 from oncewire.pipeline.lake.place import Place, place_of

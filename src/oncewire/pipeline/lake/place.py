@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
 
-from oncewire.errors import InvalidSetting
+from oncewire._ground.errors import InvalidSetting
 from oncewire.pipeline.lake.bucket import ACCESS, Bucket
 from oncewire.pipeline.lake.folder import Folder
 

@@ -20,7 +20,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
-from oncewire.errors import Conflict, Corrupt
+from oncewire._ground.errors import Conflict, Corrupt
 from oncewire.pipeline.tables import Lifetime
 
 Closed = tuple[int, int]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.contracts.catalog import Family
+from oncewire._ground.contracts.catalog import Family
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from oncewire.errors import NotFound
+from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing.run import last_verdicts
 from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, RUNS, STEPS, THROUGHPUT, USAGE
