@@ -24,7 +24,7 @@ def test_a_repeat_under_the_same_id_says_that_it_stands_there_already(ready: Nat
     args = ("publish", "evt.default.demo.x.y", '{"type": "x", "payload": {}}', "--id", "one", "--header", "a=b")
     first, second = (command(*args, cwd=tmp_path, NATS_URL=ready.url) for _ in range(2))
     assert "MESHFORGE_EVENTS 1\n" == first.stdout
-    assert "MESHFORGE_EVENTS 1, it stands there already\n" == second.stdout
+    assert "MESHFORGE_EVENTS 1 (duplicate: already stored)\n" == second.stdout
 
 
 def test_json_tells_machines_where_it_stands(ready: NatsServer, tmp_path: Path) -> None:

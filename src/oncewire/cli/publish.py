@@ -17,12 +17,12 @@ PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 @click.command()
 @click.argument("subject")
 @click.argument("payload")
-@click.option("--id", "msg_id", default="", help="Publishing again under this id changes nothing.")
+@click.option("--id", "msg_id", default="", help="Publishing again under this id within the duplicate window stores nothing.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of your own (repeatable).")
 @face.setting_options("data", "nats_url")
 @face.command
 def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Publish one message to a stream and say where it stands. PAYLOAD is the body, or - for standard input.
+    """Publish one message to a stream and print its sequence. PAYLOAD is the body, or - for standard input.
 
     \b
     Examples:
@@ -42,7 +42,7 @@ def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...]
     if as_json:
         face.print_json({"stream": ack.stream, "sequence": ack.sequence, "duplicate": ack.is_duplicate})
     else:
-        face.say(f"{ack.stream} {ack.sequence}{', it stands there already' if ack.is_duplicate else ''}")
+        face.say(f"{ack.stream} {ack.sequence}{' (duplicate: already stored)' if ack.is_duplicate else ''}")
 
 
 def _headers(given: tuple[str, ...]) -> dict[str, str]:
