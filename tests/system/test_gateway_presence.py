@@ -94,6 +94,30 @@ async def test_a_client_resumes_after_its_last_ack_at_another_node(client: Clien
         await until_async(resumed)
 
 
+async def test_an_ack_never_moves_back_whichever_node_writes_it(client: Client) -> None:
+    conversation, name = new_conversation(), new_conversation()
+    await publish(client, conversation, 1, 9)
+    async with node(client) as (here, at_here), node(client) as (there, at_there):
+        async with guest(at_here) as one, guest(at_there) as other:
+            for reader in (one, other):
+                await reader.join(conversation, 0, clientId=name)
+                await reader.sequences(9)
+            for gateway, reader, sequence in ((here, one, 5), (there, other, 9), (here, one, 7)):
+                await reader.say("ack", conversation, sequence=sequence)
+                await reader.hears_nothing_more()
+                await gateway.acks.flush()
+            await here.acks.flush()  # its 7 was refused: node `there` had written meanwhile
+        async with guest(at_there) as again:
+            assert 9 == (await again.join(conversation, clientId=name, resume="acked"))["sequence"]
+        async with guest(at_here) as tab:
+            await tab.join(conversation, 0, clientId=name)
+            await tab.sequences(9)
+            await tab.say("ack", conversation, sequence=2)
+            await tab.hears_nothing_more()
+            await here.acks.flush()
+            assert 9 == (await tab.join(conversation, clientId=name, resume="acked"))["sequence"]
+
+
 async def test_two_nodes_give_every_client_the_same_in_order(client: Client) -> None:
     conversation = new_conversation()
     async with node(client) as (_, here), node(client) as (_, there), guest(here) as one, guest(there) as other:

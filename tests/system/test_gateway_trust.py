@@ -36,7 +36,7 @@ from oncewire.gateway.websocket import REVOKED, RULES
 from tests.support.gateway import Guest, chunk, lifecycle, message, new_conversation
 from tests.support.http import Answer, Wire, wire
 from tests.support.nats import NatsServer
-from tests.support.wait import until, within
+from tests.support.wait import until, until_async, within
 
 NOW = int(time.time())
 
@@ -250,10 +250,41 @@ async def test_acks_are_kept_by_principal_and_not_shared_with_another_tenant(cli
         async with asyncio.timeout(30):
             while True:  # the ack is written a moment after its client has gone
                 async with edge.guest(key) as again:
-                    await again.join(conversation, resume="acked", clientId="the-same")
+                    await again.join(conversation, resume="acked")
                     found = (await again.next())["sequence"]
                 if found == first:
                     break
+
+
+async def test_each_device_of_a_user_has_an_ack_of_its_own(client: Client, edge: Edge) -> None:
+    conversation, key = new_conversation(), edge.key("acme")
+
+    async def publish(first: int, last: int) -> None:
+        for n in range(first, last + 1):
+            await client.publish_one(of("acme", message(conversation, n)))
+
+    async def read(device: str, last: int, **position: Any) -> list[int]:
+        """What a device gets up to a message, which it acknowledges."""
+        async with edge.guest(key) as one:
+            await one.join(conversation, clientId=device, **position)
+            sequences = await one.sequences(1)
+            sequences += await one.sequences(last - sequences[0])
+            await one.say("ack", conversation, sequence=last)
+            await one.hears_nothing_more()
+            return sequences
+
+    async def is_known(device: str, last: int) -> bool:
+        """Whether the device's ack was written: that happens a moment after it has left."""
+        async with edge.guest(key) as one:
+            return last == (await one.join(conversation, clientId=device, resume="acked"))["sequence"]
+
+    await publish(1, 5)
+    assert [1, 2, 3, 4, 5] == await read("phone", 5, resume="acked")
+    await until_async(lambda: is_known("phone", 5))
+    await publish(6, 10)
+    assert [3, 4, 5, 6, 7, 8, 9, 10] == await read("laptop", 10, resume="acked", resumeFromSeq=2), "it has no ack yet"
+    await until_async(lambda: is_known("laptop", 10))
+    assert [6, 7, 8, 9, 10] == await read("phone", 10, resume="acked")
 
 
 async def _listening(edge: Edge, line: Wire, conversation: str, credential: str) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from oncewire._ground.errors import OncewireError, Overloaded
 from oncewire._ground.http import ANYONE, Principal, Server
-from oncewire.gateway.acks import Acks
+from oncewire.gateway.acks import Acked, Acks, key_of
 from oncewire.gateway.frames import Ack, Conversation, JoinRoom, ResumeFromSeq, SetPresence, error_frame
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
 from oncewire.gateway.presence import Presences
-from oncewire.gateway.rooms import Member
+from oncewire.gateway.rooms import Member, Phase
 from oncewire.gateway.sse import Source
 from oncewire.gateway.websocket import Socket
 
@@ -59,6 +59,7 @@ class Gateway:
         if socket.rooms:
             self.acks.flush_soon()
         socket.rooms.clear()
+        socket.ack_keys.clear()
 
     def join(self, socket: Socket, conversation_id: str, sent: JoinRoom) -> None:
         member = socket.rooms.get(conversation_id)
@@ -67,23 +68,25 @@ class Gateway:
                 raise Overloaded(f"a client may be in {self.limits.rooms_per_client_max} rooms")
             member = Member(socket, socket.write)
             member.is_full = socket.is_full
-        if sent.client_id is not None:
-            socket.client_id = sent.client_id
-        if sent.resume == "acked" and sent.resume_from_seq is None:
-            socket.rooms[conversation_id] = member
-            self.node.spawn(self._join_acked(socket, conversation_id, member))
+        ack_key = key_of(socket.principal, sent.client_id or "", conversation_id)
+        if sent.resume == "acked":
+            socket.rooms[conversation_id], socket.ack_keys[conversation_id] = member, ack_key
+            self.node.spawn(self._join_acked(socket, conversation_id, member, sent))
             return
         self.node.join(heard_by(socket.principal, conversation_id), member, sent.resume_from_seq, sent.epoch)
-        socket.rooms[conversation_id] = member
+        socket.rooms[conversation_id], socket.ack_keys[conversation_id] = member, ack_key
 
-    async def _join_acked(self, socket: Socket, conversation_id: str, member: Member) -> None:
-        """Resume after the last ack; a client that never acked begins at the start."""
+    async def _join_acked(self, socket: Socket, conversation_id: str, member: Member, sent: JoinRoom) -> None:
+        """Resume after the last ack; a client that has none begins where it says, else at the oldest message."""
         try:
-            found = await self.acks.get(socket, conversation_id)
+            key = socket.ack_keys[conversation_id]
+            acked = await self.acks.get(key) if key else None
+            start = acked or Acked(sent.resume_from_seq or 0, sent.epoch)
             if socket.rooms.get(conversation_id) is member:
-                self.node.join(heard_by(socket.principal, conversation_id), member, found.sequence, found.epoch)
+                self.node.join(heard_by(socket.principal, conversation_id), member, start.sequence, start.epoch)
         except OncewireError as error:
             socket.rooms.pop(conversation_id, None)
+            socket.ack_keys.pop(conversation_id, None)
             socket.send(error_frame(error.code, error.message, conversation_id))
 
     def resume(self, socket: Socket, conversation_id: str, sent: ResumeFromSeq) -> None:
@@ -91,8 +94,10 @@ class Gateway:
         self.node.join(conversation, socket.rooms[conversation_id], sent.sequence, sent.epoch, is_resume=True)
 
     def ack(self, socket: Socket, conversation_id: str, sent: Ack) -> None:
-        member = socket.rooms[conversation_id]
-        self.acks.note(socket, conversation_id, min(sent.sequence, member.last), member.epoch)
+        """Nobody has worked on more than they got. A member that must fetch history first may be of an older epoch."""
+        key, member = socket.ack_keys[conversation_id], socket.rooms[conversation_id]
+        if key and member.phase is not Phase.WAITING:
+            self.acks.note(key, Acked(min(sent.sequence, member.last), member.epoch))
 
     def presence(self, socket: Socket, conversation_id: str, sent: SetPresence) -> None:
         self.presences.set(conversation_id, socket, sent)

@@ -72,7 +72,7 @@ class Socket(Heir):
 
     __slots__ = (
         "_fragments", "_frames", "_gateway", "_is_closing", "_is_full", "_is_heard", "_is_pinged", "_is_text",
-        "_protocol", "_second", "_transport", "client_id", "id", "rooms",
+        "_protocol", "_second", "_transport", "ack_keys", "id", "rooms",
     )  # fmt: skip
 
     def __init__(self, gateway: Gateway, transport: asyncio.Transport, principal: Principal) -> None:
@@ -80,8 +80,9 @@ class Socket(Heir):
         self._transport = transport
         self.principal = principal
         self.id = str(uuid.uuid4())
-        self.client_id = ""
         self.rooms: dict[str, Member] = {}
+        self.ack_keys: dict[str, str] = {}
+        """By conversation: under which key its acks are kept, '' when they are not."""
         self._protocol = Protocol(Side.SERVER, state=State.OPEN, max_size=gateway.limits.frame_bytes_max, logger=_quiet)
         self._fragments: list[bytes] = []
         self._is_text = True
