@@ -72,7 +72,7 @@ class Client:
         self.tell("join", room=ROOM, **joined)
         self.tell("start")
         self.tell("opened")
-        self.tell("frame", frame={"type": "joined", "conversationId": ROOM, "epoch": "e1", "sequence": 7})
+        self.tell("frame", frame={"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": 7})
         return self
 
     def sent(self, actions: list[Any]) -> list[dict[str, Any]]:

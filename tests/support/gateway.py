@@ -78,6 +78,11 @@ async def publish(client: Client, conversation: str, first: int, last: int, *, e
     assert not [one for one in found if isinstance(one, Exception)]
 
 
+def reads_as_envelope(frame: dict[str, Any]) -> bool:
+    """The predicate of the protocol's reference client, which then reads `event.type` without looking."""
+    return not frame.get("control") and bool(frame.get("sequence")) and bool(frame.get("conversationId"))
+
+
 class Guest:
     """One WebSocket client, with the frames that it has got."""
 
@@ -91,6 +96,7 @@ class Guest:
 
     async def next(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await within(self.socket.recv()))
+        assert "event" in found or not reads_as_envelope(found), found
         return found
 
     async def join(self, conversation: str, after: int | None = None, **fields: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Phase, Pump, Room, Say
+from tests.support.gateway import reads_as_envelope
 
 CONVERSATION = "c"
 
@@ -320,6 +321,8 @@ class Simulation:
 
     def _receive(self, client: Client, data: bytes) -> None:
         for frame in unframed(data):
+            if reads_as_envelope(frame) and "event" not in frame:
+                self._wrong(f"the reference client takes {frame} for an envelope")
             if "control" in frame:
                 client.asked_to_resume = frame["control"]["upToSequence"]
                 client.epoch = frame["control"]["epoch"]

@@ -127,7 +127,7 @@ class Story:
         match frame["type"]:
             case "join_room":
                 self.outgoing.append(
-                    {"type": "joined", "conversationId": ROOM, "epoch": "e1", "sequence": self.last}
+                    {"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": self.last}
                 )  # fmt: skip
                 self.resume(frame.get("resumeFromSeq", self.last))
             case "resume_from_seq":

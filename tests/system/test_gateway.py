@@ -44,7 +44,7 @@ async def test_without_a_position_a_join_is_live_only(client: Client, url: str) 
     conversation = new_conversation()
     await publish(client, conversation, 1, 3)
     async with guest(url) as one:
-        joined = {"type": "joined", "conversationId": conversation, "epoch": "e1", "sequence": 3}
+        joined = {"type": "joined", "conversationId": conversation, "epoch": "e1", "after": 3}
         assert joined == await one.join(conversation)
         await publish(client, conversation, 4, 5)
         assert [4, 5] == await one.sequences(2)

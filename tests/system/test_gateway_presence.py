@@ -108,14 +108,14 @@ async def test_an_ack_never_moves_back_whichever_node_writes_it(client: Client) 
                 await gateway.acks.flush()
             await here.acks.flush()  # its 7 was refused: node `there` had written meanwhile
         async with guest(at_there) as again:
-            assert 9 == (await again.join(conversation, clientId=name, resume="acked"))["sequence"]
+            assert 9 == (await again.join(conversation, clientId=name, resume="acked"))["after"]
         async with guest(at_here) as tab:
             await tab.join(conversation, 0, clientId=name)
             await tab.sequences(9)
             await tab.say("ack", conversation, sequence=2)
             await tab.hears_nothing_more()
             await here.acks.flush()
-            assert 9 == (await tab.join(conversation, clientId=name, resume="acked"))["sequence"]
+            assert 9 == (await tab.join(conversation, clientId=name, resume="acked"))["after"]
 
 
 async def test_two_nodes_give_every_client_the_same_in_order(client: Client) -> None:

@@ -276,7 +276,7 @@ async def test_each_device_of_a_user_has_an_ack_of_its_own(client: Client, edge:
     async def is_known(device: str, last: int) -> bool:
         """Whether the device's ack was written: that happens a moment after it has left."""
         async with edge.guest(key) as one:
-            return last == (await one.join(conversation, clientId=device, resume="acked"))["sequence"]
+            return last == (await one.join(conversation, clientId=device, resume="acked"))["after"]
 
     await publish(1, 5)
     assert [1, 2, 3, 4, 5] == await read("phone", 5, resume="acked")

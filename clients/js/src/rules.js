@@ -264,7 +264,7 @@ export class Rules {
     if (room.epoch === null || room.done === null) room.epoch = frame.epoch ?? null;
     room.newEpoch = frame.epoch ?? null;
     // A room that is only followed has its position from the moment of joining: the next connection goes on from here.
-    if (room.done === null && Number.isInteger(frame.sequence)) room.received = room.done = frame.sequence;
+    if (room.done === null && Number.isInteger(frame.after)) room.received = room.done = frame.after;
     if (room.presence !== null) this._sendPresence(room, actions);
     actions.push({ type: "joined", room: room.id, epoch: room.newEpoch });
   }

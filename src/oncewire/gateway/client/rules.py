@@ -322,10 +322,10 @@ class Rules:
         room.new_epoch = frame.get("epoch")
         if room.epoch is None or room.done is None:  # another one than ours is settled by the control frame after it
             room.epoch = room.new_epoch
-        sequence = frame.get("sequence")
-        if room.done is None and isinstance(sequence, int):
+        after = frame.get("after")
+        if room.done is None and isinstance(after, int):
             # A room that is only followed has its position from here: the next connection goes on behind it.
-            room.received = room.done = sequence
+            room.received = room.done = after
         if room.presence is not None:
             self._send_presence(room, room.presence)
         self._actions.append(Joined(room.name, room.new_epoch))
