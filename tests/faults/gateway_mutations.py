@@ -13,7 +13,7 @@ from tests.support.gatewaysim import Simulation
 
 Patch = pytest.MonkeyPatch
 MUTATIONS: dict[str, Callable[[Patch], None]] = {}
-SEEDS = 200
+SEEDS = 600
 STEPS = 150
 
 

@@ -21,7 +21,7 @@ SEEDS = range(300)
 def test_every_message_is_handled_once_and_in_order(is_complete: bool) -> None:
     """What history still has is never skipped; what it lost is told as a gap in its place."""
     for seed in SEEDS:
-        story = Story(seed, is_complete).run(start=0)
+        story = Story(seed, is_complete).run()
         missing = {n for first, last in story.gaps for n in range(first, last + 1)}
         assert sorted(story.handled) == story.handled, seed
         assert len(set(story.handled)) == len(story.handled), seed
@@ -31,8 +31,20 @@ def test_every_message_is_handled_once_and_in_order(is_complete: bool) -> None:
             assert not missing, seed
 
 
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_room_that_was_empty_when_it_was_joined_misses_nothing_from_then_on(is_complete: bool) -> None:
+    """Also over reconnects before its first message."""
+    for seed in SEEDS:
+        story = Story(seed, is_complete, is_live=True).run()
+        missing = {n for first, last in story.gaps for n in range(first, last + 1)}
+        assert sorted(set(story.handled)) == story.handled, seed
+        assert set(range(story.began + 1, story.last + 1)) <= set(story.handled) | missing, seed
+        if is_complete:
+            assert not missing, seed
+
+
 def test_nothing_is_acknowledged_before_it_is_done() -> None:
-    acks = [ack for seed in SEEDS for ack in Story(seed).run(start=0).acks]
+    acks = [ack for seed in SEEDS for ack in Story(seed).run().acks]
     assert acks
     assert all(acked <= handled for acked, handled in acks)
 
@@ -40,7 +52,7 @@ def test_nothing_is_acknowledged_before_it_is_done() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_javascript_rules_do_the_same() -> None:
     """Two languages, one behaviour: the same events lead to the same actions, timers and positions."""
-    stories = [Story(seed, is_complete=bool(seed % 2)).run(start=0) for seed in SEEDS]
+    stories = [Story(seed, bool(seed % 2), is_live=seed % 3 == 0).run() for seed in SEEDS]
     lines = [json.dumps({"options": LIMITS, "steps": story.steps}) for story in stories]
     command = ["node", str(Path(__file__).parents[1] / "support" / "rules_replay.mjs")]
     done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, check=True, timeout=120)
@@ -185,5 +197,7 @@ def test_presence_is_said_again_after_a_reconnect() -> None:
     client.tell("closed", code=1006)
     client.tell("wake")
     client.tell("opened")
-    frames = client.sent(client.tell("frame", frame={"type": "joined", "conversationId": ROOM, "epoch": "e1"}))
+    frames = client.sent(
+        client.tell("frame", frame={"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": 0})
+    )
     assert [{"type": "presence", "conversationId": ROOM, "state": "typing"}] == frames

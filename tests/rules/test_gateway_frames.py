@@ -12,7 +12,7 @@ from tests.support.gatewaysim import stored, unframed
 
 SENT: dict[Callable[..., bytes], list[bytes]] = {
     frames.hello_frame: [frames.hello_frame("connection")],
-    frames.joined_frame: [frames.joined_frame("c", "e1", 7), frames.joined_frame("c", None, None)],
+    frames.joined_frame: [frames.joined_frame("c", "e1", 7), frames.joined_frame("c", None, 0)],
     frames.heartbeat_frame: [frames.heartbeat_frame(1_700_000_000_000)],
     frames.control_frame: [frames.control_frame("c", 7, "e1")],
     frames.error_frame: [frames.error_frame("refused", "no", "c"), frames.error_frame("refused", "no")],

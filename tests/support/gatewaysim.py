@@ -2,7 +2,7 @@
 killed; clients that join, fall behind, lose their connection and resume. All orders; a failing seed replays exactly.
 
 What must hold, for every client and whatever happens:
-    each numbered message follows on the one before it (the first of a live-only join may be any)
+    each numbered message follows on the one before it, the first on the position that `joined` names
     an unnumbered envelope comes once, and not before the message whose sequence it carries
     when everything has calmed down, nobody is left in silence: all have the last message
 """
@@ -92,7 +92,9 @@ class Client:
         self.member: Member | None = None
         self.connection = 0
         self.last: int | None = None
-        """None until the first message of a live-only join."""
+        """None until a live-only join is answered."""
+        self.is_open = False
+        """It joined a room without messages: a second `joined` says where it begins."""
         self.epoch: str | None = None
         self.asked_to_resume: int | None = None
         self.seen: set[str] = set()
@@ -290,6 +292,7 @@ class Simulation:
         is_live_only = client.last is None or self.chance.random() < 0.1
         if is_live_only:
             client.last = client.epoch = None
+            client.is_open = True
         epoch = client.epoch if self.chance.random() < 0.9 and not is_live_only else None
         self._perform(node, node.room.join(client.member, client.last, epoch))
 
@@ -305,7 +308,7 @@ class Simulation:
         assert client.node is not None
         assert client.node.room is not None
         assert client.member is not None
-        client.last, client.asked_to_resume = client.asked_to_resume, None
+        client.last, client.asked_to_resume, client.is_open = client.asked_to_resume, None, False
         acts = client.node.room.join(client.member, client.last, client.epoch, is_resume=True)
         self._perform(client.node, acts)
 
@@ -329,6 +332,9 @@ class Simulation:
             elif frame.get("type") == "joined":
                 client.epoch = frame["epoch"] or client.epoch
                 client.is_joined = True
+                if client.last is None or client.is_open:
+                    client.last = frame["after"]
+                    client.is_open = (0, None) == (frame["after"], frame["epoch"])
             elif client.asked_to_resume is not None:
                 self._wrong(f"client {client.name} got {frame['sequence']} while it was asked to resume")
             elif not client.is_joined:
@@ -339,12 +345,12 @@ class Simulation:
                 self._other(client, frame)
 
     def _numbered(self, client: Client, frame: dict[str, Any]) -> None:
-        if client.last is not None and frame["sequence"] != client.last + 1:
+        if client.last is None or frame["sequence"] != client.last + 1:
             self._wrong(f"client {client.name} got {frame['sequence']} after {client.last}")
         epoch = self.log.epoch_of[frame["event"]["messageId"]]
         if epoch is not None and client.epoch is not None and epoch > client.epoch:
             self._wrong(f"client {client.name} got {frame['sequence']} of a history that it was not told of")
-        client.last = frame["sequence"]
+        client.last, client.is_open = frame["sequence"], False
 
     def _other(self, client: Client, frame: dict[str, Any]) -> None:
         name = frame["event"]["messageId"]
@@ -382,7 +388,7 @@ class Simulation:
 
     def _has_all(self, client: Client) -> bool:
         is_live = client.member is not None and client.member.phase is Phase.LIVE
-        return is_live and client.last in (None, self.log.last)
+        return is_live and client.last == self.log.last
 
     def _is_calm(self) -> bool:
         is_read = all(node.made == self.log.made and node.place >= self.log.places for node in self.nodes)

@@ -62,6 +62,8 @@ class Story:
 
     seed: int
     is_complete: bool = True
+    is_live: bool = False
+    """The room is joined while it has no message: for what comes from then on."""
     steps: list[dict[str, Any]] = field(default_factory=list)
     results: list[dict[str, Any]] = field(default_factory=list)
     handled: list[int] = field(default_factory=list)
@@ -75,6 +77,13 @@ class Story:
         self.last = self.chance.randrange(0, 30)
         self.first_kept = 1
         self.first_known = 1
+        self.is_empty = self.is_live
+        if self.is_live:
+            self.last = 0 if self.is_complete else self.chance.choice([0, 7])  # lost long ago, and nobody knows
+            self.first_kept = self.first_known = self.last + 1
+        self.began = self.last
+        """Behind what the client follows the room: what it was told first, or where that room really began."""
+        self.is_told = False
         self.is_up = False
         self.server_last: int | None = None
         self.outgoing: list[dict[str, Any]] = []
@@ -85,6 +94,8 @@ class Story:
 
     def tell(self, event: dict[str, Any]) -> None:
         chance = round(self.chance.random(), 3)
+        if not self.is_told and event.get("frame", {}).get("type") == "joined":
+            self.is_told, self.began = True, max(self.began, event["frame"]["after"])
         self.steps.append({"event": event, "now": self.now, "random": chance})
         actions = msgspec.to_builtins(tell(self.rules, event, self.now, chance))
         position = msgspec.to_builtins(self.rules.position(ROOM))
@@ -126,10 +137,9 @@ class Story:
     def serve(self, frame: dict[str, Any]) -> None:
         match frame["type"]:
             case "join_room":
-                self.outgoing.append(
-                    {"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": self.last}
-                )  # fmt: skip
-                self.resume(frame.get("resumeFromSeq", self.last))
+                after = frame.get("resumeFromSeq", 0 if self.is_empty else self.last)
+                self.joined(None if self.is_empty else "e1", after)
+                self.resume(after)
             case "resume_from_seq":
                 self.resume(frame["sequence"])
             case "heartbeat":
@@ -137,7 +147,13 @@ class Story:
             case "ack":
                 self.acks.append((frame["sequence"], self.handled[-1] if self.handled else 0))
 
+    def joined(self, epoch: str | None, after: int) -> None:
+        self.outgoing.append({"type": "joined", "conversationId": ROOM, "epoch": epoch, "after": after})
+
     def resume(self, after: int) -> None:
+        if self.is_empty:
+            self.server_last = self.last
+            return
         if after + 1 < self.first_kept:
             control = {"type": "chat.ack.requested", "conversationId": ROOM, "upToSequence": self.first_kept - 1}
             self.outgoing.append({"control": control})
@@ -150,6 +166,14 @@ class Story:
         while self.server_last is not None and self.server_last < self.last:
             self.server_last += 1
             self.outgoing.append(envelope(self.server_last, replay=replay))
+
+    def say(self) -> None:
+        """A message. The first of a room that was empty tells its members where they began."""
+        if self.is_empty and self.server_last is not None:
+            self.joined("e1", self.last)
+        self.is_empty = False
+        self.last += 1
+        self.forward()
 
     def answer_fetch(self) -> None:
         asked = self.fetches.pop(0)
@@ -172,8 +196,7 @@ class Story:
             self.is_up = False
             self.tell({"type": "closed", "code": 1006})
         elif choice < 0.3:
-            self.last += 1
-            self.forward()
+            self.say()
         elif choice < 0.33:
             self.first_kept = self.chance.randrange(self.first_kept, self.last + 2)
             self.first_known = self.chance.randrange(self.first_known, self.first_kept + 1)
@@ -239,7 +262,8 @@ class Story:
             quiet = 0
             assert len(self.steps) < 5_000, f"seed {self.seed} does not come to rest"
 
-    def run(self, start: int, steps: int = 250) -> Story:
+    def run(self, steps: int = 250) -> Story:
+        start = None if self.is_live else 0
         self.tell({"type": "join", "room": ROOM, "sequence": start, "clientId": None, "mode": "live"})
         self.tell({"type": "start"})
         for _ in range(steps):

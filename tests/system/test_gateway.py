@@ -53,10 +53,10 @@ async def test_without_a_position_a_join_is_live_only(client: Client, url: str) 
 async def test_a_room_without_messages_has_no_epoch_and_takes_whatever_comes_first(client: Client, url: str) -> None:
     conversation = new_conversation()
     async with guest(url) as one:
-        assert None is (await one.join(conversation))["epoch"]
+        joined = {"type": "joined", "conversationId": conversation, "epoch": None, "after": 0}
+        assert joined == await one.join(conversation)
         await publish(client, conversation, 7, 8)
-        again = await one.next()
-        assert ("joined", "e1") == (again["type"], again["epoch"]), "now the epoch is known"
+        assert joined | {"epoch": "e1", "after": 6} == await one.next(), "now it is known where it begins"
         assert [7, 8] == await one.sequences(2)
 
 

@@ -175,12 +175,13 @@ async def test_the_javascript_client_goes_on_after_a_kill(shared_server: NatsSer
     assert [] == said("gap")
 
 
+@pytest.mark.parametrize("before", [0, 2])
 async def test_a_room_that_is_only_followed_misses_nothing_over_a_reconnect(
-    shared_server: NatsServer, client: Client
+    shared_server: NatsServer, client: Client, before: int
 ) -> None:
-    """Also when nothing was said before the connection broke: joining told where it stood."""
+    """Also when nothing was said before the connection broke: joining told where it stood, an empty room's join too."""
     conversation = new_conversation()
-    await publish(client, conversation, 1, 2)
+    await publish(client, conversation, 1, before)
     running = await asyncio.to_thread(Running, shared_server.url)
     try:
         async with GatewayClient(running.url, limits=QUICK) as gateway:
@@ -188,10 +189,10 @@ async def test_a_room_that_is_only_followed_misses_nothing_over_a_reconnect(
             await within(room.is_joined.wait())
             port = running.port
             running.kill()
-            await publish(client, conversation, 3, 4)
+            await publish(client, conversation, before + 1, before + 2)
             running.stop()
             running = await asyncio.to_thread(Running, shared_server.url, listen=f"127.0.0.1:{port}")
-            assert [3, 4] == await take(room, 2)
+            assert [before + 1, before + 2] == await take(room, 2)
     finally:
         running.kill()
         running.stop()

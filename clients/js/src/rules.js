@@ -39,6 +39,7 @@ class Room {
     this.done = sequence; // the last sequence whose handler is done
     this.acked = null; // the last sequence that this connection acknowledged
     this.isJoined = false;
+    this.isOpen = false; // it had no message when it was joined: the gateway says where it begins once it has one
     this.queue = []; // { sequence, envelope } or { sequence, gap }; the first one may be in the handler's hands
     this.isBusy = false;
     this.isBehind = false; // the queue was full: what came then is asked for again
@@ -264,7 +265,10 @@ export class Rules {
     if (room.epoch === null || room.done === null) room.epoch = frame.epoch ?? null;
     room.newEpoch = frame.epoch ?? null;
     // A room that is only followed has its position from the moment of joining: the next connection goes on from here.
-    if (room.done === null && Number.isInteger(frame.after)) room.received = room.done = frame.after;
+    if (room.done === null || room.isOpen) {
+      room.received = room.done = frame.after;
+      room.isOpen = room.done === 0 && room.newEpoch === null;
+    }
     if (room.presence !== null) this._sendPresence(room, actions);
     actions.push({ type: "joined", room: room.id, epoch: room.newEpoch });
   }
@@ -316,6 +320,7 @@ export class Rules {
   }
 
   _take(room, item) {
+    room.isOpen = false;
     room.received = item.sequence;
     room.queue.push(item);
   }

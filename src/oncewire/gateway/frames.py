@@ -103,12 +103,11 @@ def hello_frame(connection_id: str) -> bytes:
     return frame(_encode({"type": "hello", "protocol": VERSION, "id": connection_id}))
 
 
-def joined_frame(conversation_id: str, epoch: str | None, after: int | None) -> bytes:
+def joined_frame(conversation_id: str, epoch: str | None, after: int) -> bytes:
     """`after` is the sequence behind which messages follow: a client that asked for none resumes there, should the
     connection break. It is not called `sequence`, since existing clients take any frame with a conversationId and a
     sequence for an envelope."""
-    told = {"type": "joined", "conversationId": conversation_id, "epoch": epoch}
-    return frame(_encode(told if after is None else told | {"after": after}))
+    return frame(_encode({"type": "joined", "conversationId": conversation_id, "epoch": epoch, "after": after}))
 
 
 def heartbeat_frame(now_ms: int) -> bytes:

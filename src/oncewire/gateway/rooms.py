@@ -60,7 +60,8 @@ class Member:
         self.last = 0
         self.epoch: str | None = None
         self.is_open = False
-        """It came to a room without messages and asked for what comes: any message may be its first."""
+        """It came to a room without messages and asked for what comes: any message may be its first. A second `joined`
+        then says where it began."""
         self.place = 0
         """A stream sequence at or before which `last` stands; 0 when that is not known."""
         self.held: deque[Envelope] | None = None
@@ -292,7 +293,8 @@ class Room:
                 acts.append(self._control(member, one.sequence - 1, one.epoch))
             elif self.last == 0:
                 if member.is_open:
-                    member.last = one.sequence - 1
+                    member.last, member.epoch = one.sequence - 1, one.epoch
+                    acts.append(self._joined(member, one.epoch))
                 elif member.last != one.sequence - 1 or _differ(member.epoch, one.epoch):
                     acts.append(self._control(member, one.sequence - 1, one.epoch))
             elif member.phase is Phase.LIVE and one.sequence != self.last + 1:
@@ -305,7 +307,10 @@ class Room:
         if epoch is None or member.epoch is not None or member.phase is Phase.WAITING:
             return []
         member.epoch = epoch
-        return [Say((member.write,), joined_frame(self.conversation.id, epoch, member.last))]
+        return [self._joined(member, epoch)]
+
+    def _joined(self, member: Member, epoch: str | None) -> Act:
+        return Say((member.write,), joined_frame(self.conversation.id, epoch, member.last))
 
     def _hold(self, one: Envelope) -> None:
         if len(self._held) >= HELD_MAX:
@@ -362,8 +367,7 @@ class Room:
         member.epoch = self.epoch if joining.after is None else joining.epoch
         acts: list[Act] = []
         if not joining.is_resume or (joining.epoch is None and self.epoch is not None):
-            known = None if member.is_open else member.last
-            acts.append(Say((member.write,), joined_frame(self.conversation.id, self.epoch, known)))
+            acts.append(self._joined(member, self.epoch))
         wrong = self._contradiction(member)
         if wrong is not None:
             return [*acts, self._control(member, wrong, self.epoch)]

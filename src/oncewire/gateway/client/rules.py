@@ -74,6 +74,8 @@ class _Room:
         self.acked: int | None = None
         """The last sequence that this connection acknowledged."""
         self.is_joined = False
+        self.is_open = False
+        """It had no message when it was joined: the gateway says where it begins once it has one."""
         self.queue: deque[_Item] = deque()
         """The first one may be in the handler's hands."""
         self.is_busy = False
@@ -322,10 +324,10 @@ class Rules:
         room.new_epoch = frame.get("epoch")
         if room.epoch is None or room.done is None:  # another one than ours is settled by the control frame after it
             room.epoch = room.new_epoch
-        after = frame.get("after")
-        if room.done is None and isinstance(after, int):
+        if room.done is None or room.is_open:
             # A room that is only followed has its position from here: the next connection goes on behind it.
-            room.received = room.done = after
+            room.received = room.done = frame["after"]
+            room.is_open = room.done == 0 and room.new_epoch is None
         if room.presence is not None:
             self._send_presence(room, room.presence)
         self._actions.append(Joined(room.name, room.new_epoch))
@@ -376,6 +378,7 @@ class Rules:
         self._take(room, _Item(sequence, None if is_known else envelope))
 
     def _take(self, room: _Room, item: _Item) -> None:
+        room.is_open = False
         room.received = item.sequence
         room.queue.append(item)
 
