@@ -345,8 +345,10 @@ class Room:
     def join(
         self, member: Member, after: int | None, epoch: str | None = None, *, is_resume: bool = False
     ) -> list[Act]:
-        """A connection enters, or says anew where it stands."""
-        joining = Joining(member, after, epoch, is_resume)
+        """A connection enters, or says anew where it stands: what it said before and still waits counts no more."""
+        waiting = [one for one in self._joining if one.member is member]
+        self._joining = [one for one in self._joining if one.member is not member]
+        joining = Joining(member, after, epoch, is_resume and all(one.is_resume for one in waiting))
         is_ahead = after is not None and after > self.last  # it may have been elsewhere, where more was known
         if not self.is_loading and not is_ahead:
             return self._enter(joining)
