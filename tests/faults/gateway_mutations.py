@@ -203,6 +203,12 @@ def a_stream_made_anew_goes_unnoticed(patch: Patch) -> None:
 
 
 @mutation
+def the_archive_is_not_asked(patch: Patch) -> None:
+    original = Room.loaded
+    patch.setattr(Room, "loaded", lambda self, some, up_to, archived: original(self, some, up_to))
+
+
+@mutation
 def who_left_is_written_to(patch: Patch) -> None:
     patch.setattr(Room, "leave", lambda self, member: self.members.pop(member, None))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from oncewire.gateway.frames import Conversation
-from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
+from oncewire.gateway.rooms import Act, Archived, Fetch, Load, Member, Pump, Room, Say
 from tests.support.gatewaysim import CONVERSATION, stored, unframed
 
 
@@ -55,3 +55,31 @@ def test_a_later_join_replaces_one_that_still_waits() -> None:
     hall.perform(hall.room.join(member, 2, is_resume=True))
     hall.perform(hall.room.loaded(messages(1, 4), 4))
     assert [("joined", 2), 3, 4] == [summary(frame) for frame in heard]
+
+
+def test_a_room_that_the_stream_forgot_begins_with_what_the_archive_knows() -> None:
+    """Who has all of it is live, who has less is told, who asked for what comes gets just that."""
+    hall = Hall()
+    members = [hall.member() for _ in range(3)]
+    for (member, _), after in zip(members, (None, 5, 2), strict=True):
+        hall.perform(hall.room.join(member, after, "e1" if after else None))
+    hall.perform(hall.room.loaded([], 0, Archived(5, "e1")))
+    for fetch in hall.fetches:
+        hall.perform(hall.room.fetched(fetch.member, fetch.number, []))
+    hall.perform(hall.room.arrived(messages(6, 6)))
+    expected = [[("joined", 5), 6], [("joined", 5), 6], [("joined", 2), ("control", 5)]]
+    assert expected == [[summary(frame) for frame in heard] for _, heard in members]
+
+
+def test_what_the_archive_knew_before_the_stream_had_it_comes_once() -> None:
+    hall = Hall()
+    (live, heard), (late, fetched) = hall.member(), hall.member()
+    hall.perform(hall.room.join(live, None))
+    hall.perform(hall.room.loaded([], 0, Archived(2, "e1")))
+    hall.perform(hall.room.arrived(messages(1, 3)))
+    hall.perform(hall.room.join(late, 0, "e1"))
+    (fetch,) = hall.fetches
+    assert hall.room.last_place == 3, "up to there it may be read"
+    hall.perform(hall.room.fetched(late, fetch.number, messages(1, 2)))
+    assert [("joined", 2), 3] == [summary(frame) for frame in heard]
+    assert [("joined", 0), 1, 2, 3] == [summary(frame) for frame in fetched]

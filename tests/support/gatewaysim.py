@@ -14,7 +14,7 @@ import random
 from typing import Any
 
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
-from oncewire.gateway.rooms import Act, Fetch, Load, Member, Phase, Pump, Room, Say
+from oncewire.gateway.rooms import NOTHING_ARCHIVED, Act, Archived, Fetch, Load, Member, Phase, Pump, Room, Say
 from tests.support.gateway import reads_as_envelope
 
 CONVERSATION = "c"
@@ -125,6 +125,8 @@ class Simulation:
         self.nodes = [Node(self.log, self.backlog) for _ in range(2)]
         self.clients = [Client(n) for n in range(4)]
         self.problems: list[str] = []
+        self.has_archive = self.chance.random() < 0.5
+        """Whether the nodes can ask the database."""
         self.rare = self.chance.random() < 0.5
         """Whether streams are made anew, put back and databases restored in this run."""
 
@@ -143,7 +145,15 @@ class Simulation:
 
     def _step(self) -> None:
         common = [self._publish] * 6 + [self._deliver] * 8 + [self._answer] * 6 + [self._client_acts] * 5
-        rare = [self._trim, self._kill, self._buffer, self._buffer, self._unnumbered, self._unnumbered, self._repeat]
+        rare = [
+            self._trim,
+            self._kill_one,
+            self._buffer,
+            self._buffer,
+            self._unnumbered,
+            self._unnumbered,
+            self._repeat,
+        ]
         if self.rare and self.chance.random() < 0.03:
             self.chance.choice([self._make_anew, self._put_back, self._restore_database, self._skip])()
             return
@@ -185,8 +195,10 @@ class Simulation:
     def _restore_database(self) -> None:
         self.log.database_last = max(0, self.log.database_last - self.chance.randrange(1, 4))
 
-    def _kill(self) -> None:
-        at = self.chance.randrange(len(self.nodes))
+    def _kill_one(self) -> None:
+        self._kill(self.chance.randrange(len(self.nodes)))
+
+    def _kill(self, at: int) -> None:
         for client in self.clients:
             if client.node is self.nodes[at]:
                 client.node = client.member = None
@@ -226,7 +238,12 @@ class Simulation:
         if isinstance(work, Fetch):
             self._perform(node, node.room.fetched(work.member, work.number, found))
         elif node.room.is_waiting_for(work):
-            self._perform(node, node.room.loaded(found, end))
+            self._perform(node, node.room.loaded(found, end, self._archived(work, found)))
+
+    def _archived(self, load: Load, found: list[Envelope]) -> Archived:
+        """Asked for after the stream was found empty: messages may have come in between."""
+        is_asked = self.has_archive and load.after is None and not any(one.is_numbered for one in found)
+        return Archived(self.log.database_last, self.log.epoch) if is_asked else NOTHING_ARCHIVED
 
     def _read(self, work: Load | Fetch) -> tuple[list[Envelope], int]:
         log = self.log.stored
@@ -363,9 +380,14 @@ class Simulation:
     # ---- the end
 
     def _calm_down(self) -> None:
-        """Nothing more happens but what was begun: then everybody must have the last message."""
-        self.log.message()
-        self.log.message()
+        """Nothing more happens but what was begun: then everybody must have the last message. Nodes with an archive
+        know it from there too, when it was said long ago and is gone from the stream."""
+        if self.rare or not self.has_archive or self.chance.random() < 0.5:
+            self.log.message()
+            self.log.message()
+        else:
+            for at in range(len(self.nodes)):
+                self._kill(at)
         for _ in range(300):
             for _ in range(10):
                 self._deliver()
@@ -384,11 +406,11 @@ class Simulation:
             member = client.member
             if not self.problems and not self._has_all(client):
                 phase = member.phase if member else None
-                self._wrong(f"client {client.name} is left at {client.last} of {self.log.last}, {phase}")
+                self._wrong(f"client {client.name} is left at {client.last} of {self.log.database_last}, {phase}")
 
     def _has_all(self, client: Client) -> bool:
         is_live = client.member is not None and client.member.phase is Phase.LIVE
-        return is_live and client.last == self.log.last
+        return is_live and client.last == self.log.database_last
 
     def _is_calm(self) -> bool:
         is_read = all(node.made == self.log.made and node.place >= self.log.places for node in self.nodes)

@@ -1,4 +1,5 @@
-"""Reading a conversation back from the stream: its end, a page behind a sequence, a stretch between two places.
+"""Reading a conversation back: from the stream its end, a page behind a sequence, a stretch between two places; from
+the archive what the stream no longer has.
 
 A place is a stream sequence; sequences are the conversation's own numbers. "After n" is found by bisecting places: a
 conversation's messages stand in the stream in the order of their numbers. Any replica may answer a direct get, also one
@@ -9,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from oncewire._ground.contracts.headers import EPOCH, TENANT
 from oncewire._ground.contracts.subjects import chat_events
 from oncewire._ground.errors import NotFound
 from oncewire._ground.jetstream import Client, StoredMessage, codes
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
+from oncewire.gateway.rooms import NOTHING_ARCHIVED, Archived
 
 PAGE_MESSAGES: Final = 256
 PAGE_BYTES: Final = 512 * 1024
@@ -27,32 +29,60 @@ BACK_MESSAGES: Final = 256
 """How far back the newest message is first looked for when unnumbered envelopes stand behind it."""
 
 
-class History:
-    """The conversations of one stream."""
+class Archive(Protocol):
+    """Where all messages of a conversation are kept. `tenant` None means whoever's it is; the answer is None for a
+    conversation that it does not know."""
 
-    def __init__(self, client: Client, stream: str, events_prefix: str) -> None:
+    async def read(self, tenant: str | None, conversation_id: str, after: int, limit: int) -> list[bytes] | None:
+        """Bodies above a sequence, in order, at most `limit`."""
+
+    async def last(self, tenant: str | None, conversation_id: str) -> tuple[int, str] | None:
+        """The sequence of the newest message, and the epoch."""
+
+
+class Tail(NamedTuple):
+    """The end of a conversation."""
+
+    envelopes: list[Envelope]
+    end: int
+    """Up to which place that reaches."""
+    archived: Archived = NOTHING_ARCHIVED
+
+
+class History:
+    """The conversations of one stream, and of the archive where there is one."""
+
+    def __init__(self, client: Client, stream: str, events_prefix: str, archive: Archive | None = None) -> None:
         self._client = client
         self.stream = stream
         self._prefix = events_prefix
+        self._archive = archive
 
     def subject(self, conversation: Conversation) -> str:
         return chat_events(conversation.id, prefix=self._prefix)
 
-    async def tail(self, conversation: Conversation, count: int, up_to: int) -> tuple[list[Envelope], int]:
-        """The end of a conversation with at least its last `count` messages, and up to which place that reaches."""
+    async def tail(self, conversation: Conversation, count: int, up_to: int) -> Tail:
+        """The end of a conversation with at least its last `count` messages. When the stream has no message of it, the
+        archive says which one was the last."""
         end = max(up_to, await self.end(self.subject(conversation)))
         newest = await self._newest(conversation, end) if end else None
         if newest is None:
-            return [], end
+            return Tail([], end, await self._archived(conversation))
         start = newest.place
         if count > 1 and newest.sequence > 1:
             start = await self._place_after(conversation, max(0, newest.sequence - count), 1, newest.place)
-        return await self.between(conversation, start, end), end
+        return Tail(await self.between(conversation, start, end), end)
 
-    async def behind(self, conversation: Conversation, after: int, up_to: int) -> tuple[list[Envelope], int]:
+    async def _archived(self, conversation: Conversation) -> Archived:
+        if self._archive is None:
+            return NOTHING_ARCHIVED
+        last = await self._archive.last(conversation.tenant, conversation.id)
+        return Archived(*last) if last is not None else NOTHING_ARCHIVED
+
+    async def behind(self, conversation: Conversation, after: int, up_to: int) -> Tail:
         """Everything of a conversation that stands behind a place."""
         end = max(up_to, await self.end(self.subject(conversation)))
-        return await self.between(conversation, after + 1, end), end
+        return Tail(await self.between(conversation, after + 1, end), end)
 
     async def page(self, conversation: Conversation, after: int, place: int, end: int) -> list[Envelope]:
         """Messages above the sequence `after`: one page of them, empty when there is none up to the place `end`.
@@ -67,8 +97,16 @@ class History:
                 break
         return found
 
-    async def messages(self, conversation: Conversation, after: int, limit: int) -> list[bytes]:
-        """The bodies of messages above a sequence, as far as the stream has them."""
+    async def messages(self, conversation: Conversation, after: int, limit: int) -> tuple[list[bytes], bool]:
+        """The bodies of messages above a sequence, and whether that is all there ever was: the archive knows, the
+        stream only reaches back so far."""
+        if self._archive is not None:
+            bodies = await self._archive.read(conversation.tenant, conversation.id, after, limit)
+            if bodies is not None:
+                return bodies, True
+        return await self._stored_messages(conversation, after, limit), False
+
+    async def _stored_messages(self, conversation: Conversation, after: int, limit: int) -> list[bytes]:
         end = await self.end(self.subject(conversation))
         found: dict[int, bytes] = {}
         if end:

@@ -26,7 +26,7 @@ from oncewire._ground.tracing import Tracer
 from oncewire.gateway import traces
 from oncewire.gateway.channels import Channel, Event, Listener, Look
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_envelope
-from oncewire.gateway.history import History
+from oncewire.gateway.history import Archive, History
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
 from oncewire.gateway.tokens import Tokens
@@ -54,9 +54,11 @@ class Node:
         *,
         events_prefix: str,
         tokens_prefix: str,
+        archive: Archive | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.client = client
+        self._archive = archive
         self._tracer = tracer
         self.limits = limits
         self.id = secrets.token_hex(8)
@@ -121,7 +123,7 @@ class Node:
         if not names:
             raise NotFound(f"no stream holds {subject}", hint="Run `oncewire topology apply --service gateway`.")
         self.stream = names[0]
-        self.history = History(self.client, self.stream, self._events)
+        self.history = History(self.client, self.stream, self._events, self._archive)
         self.tokens = Tokens(self.client, self.history, self._tokens)
 
     # ---- following the stream
@@ -334,17 +336,16 @@ class Node:
             stream = self.incarnation
             try:
                 if act.after is None:
-                    count = self.limits.backlog_size
-                    found, end = await self.history.tail(room.conversation, count, act.up_to)
+                    tail = await self.history.tail(room.conversation, self.limits.backlog_size, act.up_to)
                 else:
-                    found, end = await self.history.behind(room.conversation, act.after, act.up_to)
+                    tail = await self.history.behind(room.conversation, act.after, act.up_to)
             except OncewireError as error:
                 log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
             if stream == self.incarnation and room.is_waiting_for(act):
-                self.perform(room, room.loaded(found, end))
+                self.perform(room, room.loaded(*tail))
             return
 
     async def _fetch(self, room: Room, act: Fetch) -> None:

@@ -18,6 +18,9 @@ What every member gets from one join on is last + 1, last + 2, …: nothing twic
 order, and an unnumbered envelope only after the message whose sequence it carries. Where that cannot be kept the member
 gets the control frame, which names the last sequence that cannot be had here.
 
+A stream forgets: the messages of a conversation that was quiet for long are only in the archive. Then the room begins
+with what the archive says of its last message, and members that have less get the control frame.
+
 Methods return what the shell must do, in this order. `Load` and `Fetch` are answered later by `loaded` and `fetched`.
 """
 
@@ -26,7 +29,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from oncewire.gateway.frames import Conversation, Envelope, control_frame, joined_frame
 
@@ -37,6 +40,16 @@ STEP_BYTES: Final = 256 * 1024
 
 Write = Callable[[bytes], None]
 """A member's way out: the shell's, called by the shell."""
+
+
+class Archived(NamedTuple):
+    """The newest message of a conversation that the archive knows; sequence 0 when it knows none."""
+
+    sequence: int = 0
+    epoch: str | None = None
+
+
+NOTHING_ARCHIVED: Final = Archived()
 
 
 class Phase(Enum):
@@ -60,7 +73,7 @@ class Member:
         self.last = 0
         self.epoch: str | None = None
         self.is_open = False
-        """It came to a room without messages and asked for what comes: any message may be its first. A second `joined`
+        """It asked for what comes, in a room of which nothing is known: any message may be its first. A second `joined`
         then says where it began."""
         self.place = 0
         """A stream sequence at or before which `last` stands; 0 when that is not known."""
@@ -135,12 +148,12 @@ class Room:
         self.backlog: deque[Envelope] = deque(maxlen=backlog_size)
         """Numbered messages without a gap; the newest is the room's last."""
         self.last = 0
-        """The sequence of the newest message, 0 when the stream holds none."""
+        """The sequence of the newest message, 0 when neither the stream nor the archive holds one."""
         self.epoch: str | None = None
         self.place = 0
         """Everything on the subject up to this stream sequence is known here."""
         self.last_place = 0
-        """Where the newest message stands."""
+        """Where the newest message stands, 0 when it is not in the stream."""
         self.live: dict[Member, Write] = {}
         self.members: dict[Member, None] = {}
         self.dropped = 0
@@ -212,8 +225,9 @@ class Room:
         self._say_live(acts, together)
         return acts
 
-    def loaded(self, envelopes: Sequence[Envelope], up_to: int) -> list[Act]:
-        """What the subject holds, up to a stream sequence: a gap in it is a gap for good."""
+    def loaded(self, envelopes: Sequence[Envelope], up_to: int, archived: Archived = NOTHING_ARCHIVED) -> list[Act]:
+        """What the subject holds, up to a stream sequence: a gap in it is a gap for good. Of a subject that holds no
+        message, what the archive says."""
         acts: list[Act] = []
         arrived, self._arrived = self._arrived, []
         self._loading = None
@@ -221,6 +235,8 @@ class Room:
             self._is_fresh = False
             for one in envelopes:
                 self._note(one)
+            if self.last == 0:
+                self.last, self.epoch = archived
             acts += self._look_again()
         else:
             self._catch_up(envelopes, acts)
@@ -271,6 +287,8 @@ class Room:
         is_other = self._is_other_history(one)
         if one.sequence <= self.last and not is_other:
             self.place = one.place
+            if one.sequence == self.last:
+                self.last_place = one.place  # the archive knew of it before the stream had it
             return
         is_new_epoch = self.epoch is None and one.epoch is not None
         if is_other or one.sequence != self.last + 1 or self.last == 0 or is_new_epoch:
@@ -364,7 +382,7 @@ class Room:
         member.phase = Phase.BEHIND
         member.held = None
         member.place = member.fetch = 0
-        member.is_open = joining.after is None and self.last == 0
+        member.is_open = joining.after is None and (self.last, self.epoch) == NOTHING_ARCHIVED
         member.last = self.last if joining.after is None else joining.after
         member.epoch = self.epoch if joining.after is None else joining.epoch
         acts: list[Act] = []

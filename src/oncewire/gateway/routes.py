@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -26,19 +26,11 @@ PREFLIGHT: Final = (
 )
 
 
-class Archive(Protocol):
-    """Where all messages of a conversation are kept: bodies above a sequence, in order, at most `limit`; None when it
-    does not know the conversation. `tenant` None means whoever's it is."""
-
-    async def read(self, tenant: str | None, conversation_id: str, after: int, limit: int) -> list[bytes] | None: ...
-
-
 class GatewayRoutes:
-    """The handlers of one gateway. Without an archive, history reaches as far as the stream does."""
+    """The handlers of one gateway."""
 
-    def __init__(self, gateway: Gateway, *, archive: Archive | None = None, pages: Pages | None = None) -> None:
+    def __init__(self, gateway: Gateway, *, pages: Pages | None = None) -> None:
         self.gateway = gateway
-        self.archive = archive
         self.pages = pages
 
     def routes(self) -> Routes:
@@ -121,11 +113,7 @@ class GatewayRoutes:
 
     async def _messages(self, request: Request, conversation_id: str, after: int, limit: int) -> None:
         conversation = heard_by(request.principal, conversation_id)
-        kept = None
-        if self.archive is not None:
-            kept = await self.archive.read(conversation.tenant, conversation_id, after, limit + 1)
-        is_complete = kept is not None
-        bodies = await self.gateway.node.history.messages(conversation, after, limit + 1) if kept is None else kept
+        bodies, is_complete = await self.gateway.node.history.messages(conversation, after, limit + 1)
         shown = bodies[:limit]
         last = msgspec.json.decode(shown[-1])["sequence"] if len(bodies) > limit else None
         answer = {

@@ -10,10 +10,11 @@ from oncewire._ground import http
 from oncewire._ground.jetstream import Client
 from oncewire._ground.tracing import Tracer
 from oncewire.gateway.acks import Acks
+from oncewire.gateway.history import Archive
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
 from oncewire.gateway.presence import Presences
-from oncewire.gateway.routes import Archive, GatewayRoutes
+from oncewire.gateway.routes import GatewayRoutes
 from oncewire.gateway.service import Gateway
 
 STOP_S = 5.0
@@ -43,10 +44,10 @@ async def serving(
     `extend` adds routes of an application that shares the gateway's address.
     """
     prefixes = {"events_prefix": events_prefix, "tokens_prefix": tokens_prefix}
-    node = Node(client, limits or Limits(), **prefixes, tracer=tracer)
+    node = Node(client, limits or Limits(), **prefixes, archive=archive, tracer=tracer)
     acks, presences = Acks(client), Presences(client, node)
     gateway = Gateway(node, acks, presences)
-    table = GatewayRoutes(gateway, archive=archive, pages=pages).routes()
+    table = GatewayRoutes(gateway, pages=pages).routes()
     if extend is not None:
         extend(table)
     server = front(table) if front is not None else http.Server(table)

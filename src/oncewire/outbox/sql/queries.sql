@@ -283,3 +283,7 @@ SELECT m.sequence, replace(m.id::text, '-', ''), c.epoch, c.tenant, m.id::text, 
     ) m ON true
     WHERE c.id = $1::text::uuid AND ($4::text IS NULL OR c.tenant = $4)
     ORDER BY m.sequence
+
+-- name: newest
+-- The newest message of conversation $1 for tenant $2 (NULL: whoever's it is), and the epoch.
+SELECT last_sequence, epoch FROM conversations WHERE id = $1::text::uuid AND ($2::text IS NULL OR tenant = $2)
