@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from oncewire.gateway.frames import Conversation
 from oncewire.gateway.rooms import Act, Archived, Fetch, Load, Member, Pump, Room, Say
 from tests.support.gatewaysim import CONVERSATION, stored, unframed
@@ -83,3 +85,32 @@ def test_what_the_archive_knew_before_the_stream_had_it_comes_once() -> None:
     hall.perform(hall.room.fetched(late, fetch.number, messages(1, 2)))
     assert [("joined", 2), 3] == [summary(frame) for frame in heard]
     assert [("joined", 0), 1, 2, 3] == [summary(frame) for frame in fetched]
+
+
+def test_the_control_frame_leaves_room_for_what_is_said_while_history_is_fetched() -> None:
+    """The subject is at its limit and drops a message with each new one: the very edge would have moved."""
+    hall = Hall(backlog=4)
+    member, heard = hall.member()
+    hall.perform(hall.room.loaded(messages(7, 10), 10))
+    hall.perform(hall.room.join(member, 1, "e1"))
+    hall.perform(hall.room.fetched(member, hall.fetches.pop().number, messages(5, 8)))
+    hall.perform(hall.room.arrived(messages(11, 12)))
+    assert [("joined", 1), ("control", 8)] == [summary(frame) for frame in heard]
+    hall.perform(hall.room.join(member, 8, "e1", is_resume=True))
+    assert [9, 10, 11, 12] == [summary(frame) for frame in heard[2:]]
+
+
+@pytest.mark.parametrize(
+    ("stored_from", "backlog", "up_to"), [(9, 4, 8), (5, 4, 8), (5, 0, 10), (None, 4, 8), (3, 20, 2)]
+)
+def test_the_control_frame_names_nothing_that_is_gone_and_nothing_that_is_not_said_yet(
+    stored_from: int | None, backlog: int, up_to: int
+) -> None:
+    """Never below what can be had from memory or from the stream, never above the room's last."""
+    hall = Hall(backlog)
+    member, heard = hall.member()
+    hall.perform(hall.room.loaded(messages(max(stored_from or 7, 11 - max(1, backlog)), 10), 10))
+    hall.perform(hall.room.join(member, 0, "e1"))
+    page = messages(stored_from, 10) if stored_from else []
+    hall.perform(hall.room.fetched(member, hall.fetches.pop().number, page))
+    assert ("control", up_to) == summary(heard[-1])

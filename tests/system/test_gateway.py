@@ -86,3 +86,23 @@ async def test_envelopes_are_forwarded_byte_by_byte_and_marked_only_when_sent_ag
         assert first.payload[:-1] + b',"replay":true}' == (await one.socket.recv(decode=False))
         await client.publish_one(second)
         assert second.payload == await one.socket.recv(decode=False)
+
+
+async def test_a_client_that_follows_the_specification_gets_on_in_a_lively_room_at_its_limit(
+    server: NatsServer,
+) -> None:
+    """Each message drops the oldest one. What is asked for is fetched while the room goes on, then it is resumed from
+    the requested value, to the letter: the next frame must be the next message and not another request."""
+    conversation, kept = new_conversation(), 30
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        config = (await client.api("STREAM.INFO.CHAT_EVENTS"))["config"]
+        await client.api("STREAM.UPDATE.CHAT_EVENTS", config | {"max_msgs_per_subject": kept})
+        await publish(client, conversation, 1, 2 * kept)
+        async with node(client, backlog_size=20) as (_, url), guest(url) as one:
+            await one.join(conversation, 5)
+            up_to = (await one.next())["control"]["upToSequence"]
+            await publish(client, conversation, 2 * kept + 1, 2 * kept + 8)  # said while it fetches history
+            await one.say("resume_from_seq", conversation, sequence=up_to, epoch="e1")
+            assert list(range(up_to + 1, 2 * kept + 9)) == await one.sequences(2 * kept + 8 - up_to)
+            await one.hears_nothing_more()

@@ -115,7 +115,7 @@ def heartbeat_frame(now_ms: int) -> bytes:
 
 
 def control_frame(conversation_id: str, up_to: int, epoch: str | None) -> bytes:
-    """Messages up to this sequence cannot be had here: fetch them by REST, then resume after it."""
+    """Fetch messages up to this sequence by REST, then resume after it."""
     told = {
         "type": "chat.ack.requested",
         "upToSequence": up_to,

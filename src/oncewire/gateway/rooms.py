@@ -16,7 +16,8 @@ A member is one connection in the room, in one of three phases:
 
 What every member gets from one join on is last + 1, last + 2, …: nothing twice, nothing left out, nothing in another
 order, and an unnumbered envelope only after the message whose sequence it carries. Where that cannot be kept the member
-gets the control frame, which names the last sequence that cannot be had here.
+gets the control frame, which names the last sequence that cannot be had here, or a later one: in a lively room that
+edge moves while the member fetches history.
 
 A stream forgets: the messages of a conversation that was quiet for long are only in the archive. Then the room begins
 with what the archive says of its last message, and members that have less get the control frame.
@@ -174,6 +175,12 @@ class Room:
     @property
     def _backlog_first(self) -> int:
         return self.backlog[0].sequence if self.backlog else self.last + 1
+
+    @property
+    def _later_position(self) -> int:
+        """Where a member that must fetch history may resume although the room goes on meanwhile: what follows stays
+        here for as long as the room gets no more than half a backlog."""
+        return self.last - (self.backlog.maxlen or 0) // 2
 
     # ---- reading the stream
 
@@ -490,8 +497,8 @@ class Room:
             if one.sequence == member.last + 1 + len(fresh):
                 fresh.append(one)
         if not fresh:
-            up_to = min([self._backlog_first, *(one.sequence for one in above)]) - 1
-            return [self._control(member, up_to, self.epoch)]
+            edge = min([self._backlog_first, *(one.sequence for one in above)]) - 1
+            return [self._control(member, max(edge, self._later_position), self.epoch)]
         acts: list[Act] = []
         while fresh:
             before = member.last
