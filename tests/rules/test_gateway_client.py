@@ -201,3 +201,28 @@ def test_presence_is_said_again_after_a_reconnect() -> None:
         client.tell("frame", frame={"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": 0})
     )
     assert [{"type": "presence", "conversationId": ROOM, "state": "typing"}] == frames
+
+
+def test_a_join_that_fails_for_now_is_sent_again_later_and_later() -> None:
+    client, now, waits = Client(), 0, list[int]()
+    client.tell("join", room=ROOM, sequence=3)
+    client.tell("start")
+    client.tell("opened")
+    refusal = {"type": "error", "conversationId": ROOM, "frame": "join_room", "code": "timed_out", "message": "no"}
+    for _ in range(3):
+        client.tell("frame", now, 0.999999, frame=refusal | {"retryable": True})
+        due = client.rules.wake_at
+        assert due is not None
+        (join,) = client.sent(client.tell("tick", due))
+        assert {"type": "join_room", "conversationId": ROOM, "resumeFromSeq": 3} == join
+        waits.append(due - now)
+        now = due
+    assert [2_000, 4_000, 8_000] == waits
+
+
+def test_a_resume_that_fails_for_now_becomes_a_join() -> None:
+    client = Client().connected(sequence=2)
+    refusal = {"type": "error", "conversationId": ROOM, "frame": "resume_from_seq", "code": "timed_out", "message": ""}
+    client.tell("frame", frame=refusal | {"retryable": True})
+    (join,) = client.sent(client.tell("tick", 2_000))
+    assert {"type": "join_room", "conversationId": ROOM, "resumeFromSeq": 2, "epoch": "e1"} == join

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from oncewire._ground.errors import Overloaded
 from oncewire.gateway import frames
 from tests.support.gateway import reads_as_envelope
 from tests.support.gatewaysim import stored, unframed
@@ -15,7 +16,7 @@ SENT: dict[Callable[..., bytes], list[bytes]] = {
     frames.joined_frame: [frames.joined_frame("c", "e1", 7), frames.joined_frame("c", None, 0)],
     frames.heartbeat_frame: [frames.heartbeat_frame(1_700_000_000_000)],
     frames.control_frame: [frames.control_frame("c", 7, "e1")],
-    frames.error_frame: [frames.error_frame("refused", "no", "c"), frames.error_frame("refused", "no")],
+    frames.error_frame: [frames.error_frame(Overloaded("no"), "c", "join_room"), frames.error_frame(Overloaded("no"))],
 }
 
 

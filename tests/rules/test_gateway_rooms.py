@@ -114,3 +114,13 @@ def test_the_control_frame_names_nothing_that_is_gone_and_nothing_that_is_not_sa
     page = messages(stored_from, 10) if stored_from else []
     hall.perform(hall.room.fetched(member, hall.fetches.pop().number, page))
     assert ("control", up_to) == summary(heard[-1])
+
+
+def test_who_waits_for_a_room_that_cannot_be_read_is_not_in_it() -> None:
+    hall = Hall()
+    joining, resuming = hall.member()[0], hall.member()[0]
+    hall.perform(hall.room.join(joining, 1))
+    hall.perform(hall.room.join(resuming, 1, is_resume=True))
+    refused = [(one.member, one.frame) for one in hall.room.refuse_joining()]
+    assert [(joining, "join_room"), (resuming, "resume_from_seq")] == refused
+    assert hall.room.is_empty

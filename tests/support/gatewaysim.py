@@ -153,6 +153,7 @@ class Simulation:
             self._unnumbered,
             self._unnumbered,
             self._repeat,
+            self._fail,
         ]
         if self.rare and self.chance.random() < 0.03:
             self.chance.choice([self._make_anew, self._put_back, self._restore_database, self._skip])()
@@ -239,6 +240,18 @@ class Simulation:
             self._perform(node, node.room.fetched(work.member, work.number, found))
         elif node.room.is_waiting_for(work):
             self._perform(node, node.room.loaded(found, end, self._archived(work, found)))
+
+    def _fail(self) -> None:
+        """The stream cannot be read: who waits for that is told, and comes again."""
+        node = self.chance.choice(self.nodes)
+        if node.room is None or not any(isinstance(work, Load) for work in node.work):
+            return
+        refused = [joining.member for joining in node.room.refuse_joining()]
+        for client in self.clients:
+            if client.member in refused:
+                client.node = client.member = None
+        if node.room.is_empty:
+            node.room, node.work, node.read = None, [], {}
 
     def _archived(self, load: Load, found: list[Envelope]) -> Archived:
         """Asked for after the stream was found empty: messages may have come in between."""
@@ -388,6 +401,7 @@ class Simulation:
         else:
             for at in range(len(self.nodes)):
                 self._kill(at)
+            del self.log.stored[: self.chance.choice([0, len(self.log.stored)])]
         for _ in range(300):
             for _ in range(10):
                 self._deliver()

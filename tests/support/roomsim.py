@@ -89,6 +89,8 @@ class Story:
         self.outgoing: list[dict[str, Any]] = []
         self.in_hand: list[tuple[int, dict[str, Any] | None]] = []
         self.fetches: list[dict[str, Any]] = []
+        self.refuses = 0.15
+        """How often a join or a resume cannot be answered."""
 
     # ---- the client's side
 
@@ -136,6 +138,10 @@ class Story:
 
     def serve(self, frame: dict[str, Any]) -> None:
         match frame["type"]:
+            case "join_room" | "resume_from_seq" if self.chance.random() < self.refuses:
+                self.server_last = None
+                error = {"type": "error", "conversationId": ROOM, "frame": frame["type"], "code": "timed_out"}
+                self.outgoing.append(error | {"message": "NATS is away", "retryable": True})
             case "join_room":
                 after = frame.get("resumeFromSeq", 0 if self.is_empty else self.last)
                 self.joined(None if self.is_empty else "e1", after)
@@ -240,6 +246,7 @@ class Story:
 
     def settle(self) -> None:
         """Nothing fails any more: everything that is known arrives."""
+        self.refuses = 0.0
         quiet = 0
         while quiet < 8:  # so many heartbeats outlast every delay
             quiet += 1

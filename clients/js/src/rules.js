@@ -27,6 +27,8 @@ export const DEFAULTS = Object.freeze({
 const FINAL_CODES = new Set([1002, 1003, 1007, 1008, 1009, 4400, 4401, 4403, 4404]);
 
 const MESSAGE = "chat.message.created";
+const JOIN = "join_room";
+const RESUME = "resume_from_seq";
 
 /** What is known about one room. */
 class Room {
@@ -45,6 +47,8 @@ class Room {
     this.isBehind = false; // the queue was full: what came then is asked for again
     this.failures = 0;
     this.retryAt = null;
+    this.refusals = 0; // joins in a row that the gateway refused for now,
+    this.joinAt = null; // and when the next one is sent
     this.askedAfter = null; // the position at which a jump was already asked about,
     this.askedAt = null; // and when: what was on its way then may still come
     this.repair = null; // { upTo, after, failures, retryAt }: history is being fetched
@@ -74,6 +78,7 @@ export class Rules {
     for (const at of Object.values(this.deadlines)) look(at);
     for (const room of this.rooms.values()) {
       look(room.retryAt);
+      look(room.joinAt);
       if (room.repair !== null) look(room.repair.retryAt);
     }
     return earliest;
@@ -146,14 +151,18 @@ export class Rules {
   /** Nothing that belonged to this connection counts any more. */
   _detach() {
     for (const name of Object.keys(this.deadlines)) this.deadlines[name] = null;
-    for (const room of this.rooms.values()) {
-      room.isJoined = false;
-      room.acked = null;
-      room.askedAfter = null;
-      room.isBehind = false; // joining again asks for it
-      room.repair = null;
-      room.repairs += 1;
-    }
+    for (const room of this.rooms.values()) this._out(room);
+  }
+
+  /** The gateway does not have this client in the room: it must be joined again. */
+  _out(room) {
+    room.isJoined = false;
+    room.joinAt = null;
+    room.acked = null;
+    room.askedAfter = null;
+    room.isBehind = false; // joining again asks for it
+    room.repair = null;
+    room.repairs += 1;
   }
 
   /** Twice as long each time up to a cap, and the half of it by chance: clients that fell together come back apart. */
@@ -189,6 +198,7 @@ export class Rules {
     }
     if (isDue(deadlines.ack)) this._flush(actions);
     for (const room of this.rooms.values()) {
+      if (isDue(room.joinAt)) this._join(room, actions);
       if (isDue(room.retryAt)) {
         room.retryAt = null;
         this._pump(room, actions);
@@ -211,7 +221,8 @@ export class Rules {
   }
 
   _join(room, actions) {
-    const frame = { type: "join_room", conversationId: room.id };
+    room.joinAt = null;
+    const frame = { type: JOIN, conversationId: room.id };
     if (room.clientId !== null) frame.clientId = room.clientId;
     if (room.done !== null) {
       frame.resumeFromSeq = room.done;
@@ -253,7 +264,20 @@ export class Rules {
     if (frame.control !== undefined) this._control(frame.control, actions);
     else if (frame.event !== undefined) this._envelope(frame, actions);
     else if (frame.type === "joined") this._joined(frame, actions);
-    else if (frame.type === "error") actions.push({ type: "error", room: frame.conversationId ?? null, message: frame.message });
+    else if (frame.type === "error") this._refused(frame, actions);
+  }
+
+  /** Of a join or a resume that failed for now, also for want of an answer from NATS: again, later. */
+  _refused({ conversationId = null, frame, message, retryable }, actions) {
+    const room = this.rooms.get(conversationId);
+    if (room !== undefined && (frame === JOIN || frame === RESUME)) {
+      this._out(room);
+      if (retryable) {
+        room.joinAt = this.now + this._backoff(room.refusals);
+        room.refusals += 1;
+      }
+    }
+    actions.push({ type: "error", room: conversationId, message });
   }
 
   _joined(frame, actions) {
@@ -261,6 +285,7 @@ export class Rules {
     const room = this.rooms.get(frame.conversationId);
     if (room === undefined) return;
     room.isJoined = true;
+    room.refusals = 0;
     // Another epoch than ours is settled by the control frame that follows it.
     if (room.epoch === null || room.done === null) room.epoch = frame.epoch ?? null;
     room.newEpoch = frame.epoch ?? null;
@@ -299,7 +324,7 @@ export class Rules {
   _resume(room, actions) {
     room.askedAfter = room.received;
     room.askedAt = this.now;
-    const frame = { type: "resume_from_seq", conversationId: room.id, sequence: room.received };
+    const frame = { type: RESUME, conversationId: room.id, sequence: room.received };
     if (room.epoch !== null) frame.epoch = room.epoch;
     this._send(frame, actions);
   }

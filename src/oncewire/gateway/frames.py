@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from oncewire._ground.contracts.canonical import INT_MAX
 from oncewire._ground.contracts.realtime import VERSION
-from oncewire._ground.errors import ContractViolation
+from oncewire._ground.errors import ContractViolation, OncewireError
 
 TEXT: Final = 0x81
 """The first byte of a text message in one frame."""
@@ -125,10 +125,15 @@ def control_frame(conversation_id: str, up_to: int, epoch: str | None) -> bytes:
     return frame(_encode({"control": told}))
 
 
-def error_frame(code: str, message: str, conversation_id: str = "") -> bytes:
-    """A client's frame was refused; the connection goes on."""
-    told = {"type": "error", "code": code, "message": message}
-    return frame(_encode(told | ({"conversationId": conversation_id} if conversation_id else {})))
+def error_frame(error: OncewireError, conversation_id: str = "", refused: str = "") -> bytes:
+    """A client's frame was refused; the connection goes on. `refused` is that frame's type: whoever joined or resumed
+    is not in the room. Only what is retryable is worth sending again."""
+    shown = {"type": "error", "code": error.code, "message": error.message, "retryable": error.is_retryable}
+    if conversation_id:
+        shown["conversationId"] = conversation_id
+    if refused:
+        shown["frame"] = refused
+    return frame(_encode(shown))
 
 
 # ---- envelopes

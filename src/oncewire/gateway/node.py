@@ -34,6 +34,8 @@ from oncewire.gateway.tokens import Tokens
 BUSY_WRITES: Final = 500
 """Writes in one turn from which on the next turn waits a little, so that more goes into each write."""
 COALESCE_S: Final = 0.005
+HEARTBEAT_S: Final = 2.0
+"""How often the server says that it has nothing new: two are missed, and this node is not ready."""
 RETRY_S: Final = 0.25
 RETRY_S_MAX: Final = 2.0
 LINGER_S: Final = 30.0
@@ -69,8 +71,8 @@ class Node:
         self._listened: Counter[str] = Counter()
         """Rooms and channels by the id of their conversation."""
         self._knows_tenants = False
-        self.problem = "has not begun to read"
-        """Why this node does not follow the stream, '' when it does."""
+        self._problem = "has not begun to read"
+        self._reader: Reader | None = None
         self.stream = ""
         self.incarnation = ""
         """The stream's creation time in nanoseconds, with its incarnation: the first half of SSE ids."""
@@ -99,6 +101,13 @@ class Node:
         if self._reading in done:
             begun.cancel()
             await self._reading
+
+    @property
+    def problem(self) -> str:
+        """Why this node does not follow the stream, '' when it does."""
+        if not self._problem and self._reader is not None and not self._reader.is_following:
+            return f"nothing is heard of stream {self.stream}: NATS is away, or JetStream does not answer"
+        return self._problem
 
     async def stop(self) -> None:
         tasks = [*self._tasks, *([self._reading] if self._reading else [])]
@@ -135,15 +144,16 @@ class Node:
         while True:
             try:
                 start = Start(is_new_only=True)
-                async with self.client.read(self.stream, subjects=subjects, start=start) as reader:
+                reading = self.client.read(self.stream, subjects=subjects, start=start, heartbeat_s=HEARTBEAT_S)
+                async with reading as reader:
                     await self._begin(reader)
                     delay = RETRY_S
                     await self._follow(reader)
             except (Corrupt, NotFound) as error:
-                self.problem = error.message
+                self._problem = error.message
                 log.warning("%s: rooms begin anew", error.message)
             except Unavailable as error:
-                self.problem = error.message
+                self._problem = error.message
             await asyncio.sleep(delay)
             delay = min(delay * 2, RETRY_S_MAX)
 
@@ -153,7 +163,7 @@ class Node:
         created, mark, number = told.partition("#")
         self.incarnation = f"{parse_time_ns(created)}{mark}{number}"
         self.place, self._place_ns = reader.sequence, 0
-        self.problem = ""
+        self._problem, self._reader = "", reader
         for channel in list(self.channels.values()):
             self._end_channel(channel)
         for room in list(self.rooms.values()):
@@ -298,9 +308,12 @@ class Node:
         room = self.rooms.get(conversation)
         due = self._lingering.get(conversation)
         if room is not None and room.is_empty and due is not None and asyncio.get_running_loop().time() >= due:
-            del self.rooms[conversation]
-            self._no_longer(conversation)
-            del self._lingering[conversation]
+            self._discard(conversation)
+
+    def _discard(self, conversation: Conversation) -> None:
+        del self.rooms[conversation]
+        self._no_longer(conversation)
+        self._lingering.pop(conversation, None)
 
     def tell(self, conversation: Conversation, envelopes: Sequence[Envelope]) -> None:
         """Envelopes that this node itself has to say to a room."""
@@ -341,6 +354,11 @@ class Node:
                     tail = await self.history.behind(room.conversation, act.after, act.up_to)
             except OncewireError as error:
                 log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
+                for joining in room.refuse_joining():
+                    joining.member.owner.refused(room.conversation.id, joining.frame, error)
+                if room.is_empty:
+                    self._discard(room.conversation)
+                    return
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue

@@ -30,8 +30,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from oncewire._ground.errors import OncewireError
 from oncewire.gateway.frames import Conversation, Envelope, control_frame, joined_frame
 
 HELD_MAX: Final = 256
@@ -61,14 +62,20 @@ class Phase(Enum):
     WAITING = "waiting"
 
 
+class Owner(Protocol):
+    """The connection behind a member, as the shell tells it what became of a frame."""
+
+    def refused(self, conversation_id: str, frame: str, error: OncewireError) -> None:
+        """It is not in the room, and has to send the frame again."""
+
+
 class Member:
     """One connection in a room. `last` is the sequence of the last message that it got, or said it has."""
 
     __slots__ = ("epoch", "fetch", "held", "is_full", "is_open", "last", "owner", "phase", "place", "write")
 
-    def __init__(self, owner: object, write: Write) -> None:
+    def __init__(self, owner: Owner, write: Write) -> None:
         self.owner = owner
-        """The shell's own handle."""
         self.write = write
         self.phase = Phase.BEHIND
         self.last = 0
@@ -139,6 +146,11 @@ class Joining:
         self.after = after
         self.epoch = epoch
         self.is_resume = is_resume
+
+    @property
+    def frame(self) -> str:
+        """The frame in which it was asked."""
+        return "resume_from_seq" if self.is_resume else "join_room"
 
 
 class Room:
@@ -253,7 +265,7 @@ class Room:
             joining, self._joining = self._joining, []
             for asked in joining:
                 acts += self._enter(asked)
-        return acts
+        return sorted(acts, key=_is_pump)  # a pump goes by what is known now: what was decided before it is said first
 
     def _catch_up(self, envelopes: Sequence[Envelope], acts: list[Act]) -> None:
         """What was read behind the last message. Unnumbered envelopes among it may have gone out already."""
@@ -419,6 +431,7 @@ class Room:
             else:
                 self._fall_behind(member)
                 member.place = member.fetch = 0
+                member.is_open = member.is_open and self.last == 0
                 acts += [*self._tell_epoch(member, self.epoch), Pump(member)]
         return acts
 
@@ -427,6 +440,13 @@ class Room:
         member.phase = Phase.WAITING
         member.held = None
         return Say((member.write,), control_frame(self.conversation.id, up_to, epoch))
+
+    def refuse_joining(self) -> list[Joining]:
+        """The subject cannot be read now: who waits for that is not in the room, and has to ask again."""
+        joining, self._joining = self._joining, []
+        for one in joining:
+            self.leave(one.member)
+        return joining
 
     def leave(self, member: Member) -> None:
         self.members.pop(member, None)
@@ -505,6 +525,10 @@ class Room:
             acts.append(self._replay(member, fresh))
             fresh = fresh[member.last - before :]
         return [*acts, Pump(member)]
+
+
+def _is_pump(act: Act) -> bool:
+    return isinstance(act, Pump)
 
 
 def _differ(one: str | None, other: str | None) -> bool:

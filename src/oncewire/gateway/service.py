@@ -85,9 +85,15 @@ class Gateway:
             if socket.rooms.get(conversation_id) is member:
                 self.node.join(heard_by(socket.principal, conversation_id), member, start.sequence, start.epoch)
         except OncewireError as error:
-            socket.rooms.pop(conversation_id, None)
+            self.refused(socket, conversation_id, "join_room", error)
+
+    def refused(self, socket: Socket, conversation_id: str, frame: str, error: OncewireError) -> None:
+        """What a join or a resume came to: the client is not in the room."""
+        if socket.rooms.pop(conversation_id, None) is not None:
             socket.ack_keys.pop(conversation_id, None)
-            socket.send(error_frame(error.code, error.message, conversation_id))
+            self.presences.left(conversation_id, socket)
+            self.count("refused_frames")
+            socket.send(error_frame(error, conversation_id, frame))
 
     def resume(self, socket: Socket, conversation_id: str, sent: ResumeFromSeq) -> None:
         conversation = heard_by(socket.principal, conversation_id)

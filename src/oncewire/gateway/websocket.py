@@ -22,7 +22,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
-from oncewire._ground.contracts.subjects import token
+from oncewire._ground.contracts.subjects import TOKEN_BYTES_MAX, token
 from oncewire._ground.errors import ContractViolation, OncewireError
 from oncewire._ground.http import OPEN, Heir, Principal, Request
 from oncewire.gateway import frames
@@ -169,18 +169,20 @@ class Socket(Heir):
         except UnicodeDecodeError:
             self.close(CloseCode.INVALID_DATA, "a frame is not UTF-8")
             return
-        conversation_id = ""
+        conversation_id = kind = ""
         try:
             sent = frames.read_client_frame(body)
             if isinstance(sent, Heartbeat):
                 self.send(frames.heartbeat_frame(time.time_ns() // 1_000_000))
                 return
-            conversation_id = token(sent.conversation_id, "conversationId")
+            kind = str(type(sent).__struct_config__.tag)
+            conversation_id = sent.conversation_id if len(sent.conversation_id) <= TOKEN_BYTES_MAX else ""
+            token(sent.conversation_id, "conversationId")
             self.principal.require(RULES[type(sent)], conversation_id)
             self._do(conversation_id, sent)
         except OncewireError as error:
             self._gateway.count("refused_frames")
-            self.send(frames.error_frame(error.code, error.message, conversation_id))
+            self.send(frames.error_frame(error, conversation_id, kind))
 
     def _do(self, conversation_id: str, sent: JoinRoom | Ack | ResumeFromSeq | SetPresence) -> None:
         gateway = self._gateway
@@ -197,6 +199,9 @@ class Socket(Heir):
             gateway.presence(self, conversation_id, sent)
 
     # ---- out
+
+    def refused(self, conversation_id: str, frame: str, error: OncewireError) -> None:
+        self._gateway.refused(self, conversation_id, frame, error)
 
     @property
     def write(self) -> Write:

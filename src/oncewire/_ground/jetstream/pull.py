@@ -334,6 +334,11 @@ class Pull:
                 self._request(min(count, self._batch))
 
     @property
+    def is_fed(self) -> bool:
+        """Whether the pull can still bring messages, and the server's last sign is not too old."""
+        return self._error is None and time.monotonic() - self._heard_at <= 2 * self._heartbeat_s
+
+    @property
     def expected(self) -> int:
         """Messages that were asked for and not fetched yet."""
         return self._owed + len(self._waiting)

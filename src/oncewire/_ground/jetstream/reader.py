@@ -94,6 +94,11 @@ class Reader:
                 with contextlib.suppress(OncewireError):
                     await self._api(f"CONSUMER.DELETE.{self.stream}.{pull.consumer}", {})
 
+    @property
+    def is_following(self) -> bool:
+        """Whether the server says that what is stored reaches this reader; not while its consumer must be replaced."""
+        return self._pull is not None and self._pull.is_fed
+
     async def fetch(self, count: int = 0, *, timeout_s: float | None = None) -> list[Message]:
         """The next messages in order, at most `count`; an empty list when none came within `timeout_s`.
 

@@ -36,6 +36,8 @@ from oncewire.gateway.client.actions import (
 )
 
 MESSAGE = "chat.message.created"
+JOIN = "join_room"
+RESUME = "resume_from_seq"
 FINAL_CODES = frozenset({1002, 1003, 1007, 1008, 1009, 4400, 4401, 4403, 4404})
 """Close codes after which coming back is pointless: the server would refuse again."""
 DEAD = 4000
@@ -83,6 +85,10 @@ class _Room:
         """The queue was full: what came then is asked for again."""
         self.failures = 0
         self.retry_at: int | None = None
+        self.refusals = 0
+        """Joins in a row that the gateway refused for now."""
+        self.join_at: int | None = None
+        """When the next one is sent."""
         self.asked_after: int | None = None
         """The position at which a jump was already asked about."""
         self.asked_at = 0
@@ -123,7 +129,7 @@ class Rules:
         """When the next `tick` is due, None when nothing waits for time."""
         waiting = [self._connect_by, self._reconnect_at, self._heartbeat_at, self._silent_at, self._ack_at]
         for room in self._rooms.values():
-            waiting += [room.retry_at, room.repair.retry_at if room.repair else None]
+            waiting += [room.retry_at, room.join_at, room.repair.retry_at if room.repair else None]
         return min((at for at in waiting if at is not None), default=None)
 
     def position(self, name: str) -> Position | None:
@@ -181,12 +187,17 @@ class Rules:
         """Nothing that belonged to this connection counts any more."""
         self._clear_deadlines()
         for room in self._rooms.values():
-            room.is_joined = False
-            room.acked = None
-            room.asked_after = None
-            room.is_behind = False  # joining again asks for it
-            room.repair = None
-            room.repairs += 1
+            self._out(room)
+
+    def _out(self, room: _Room) -> None:
+        """The gateway does not have this client in the room: it must be joined again."""
+        room.is_joined = False
+        room.join_at = None
+        room.acked = None
+        room.asked_after = None
+        room.is_behind = False  # joining again asks for it
+        room.repair = None
+        room.repairs += 1
 
     def _disconnected(self, code: int) -> None:
         self._detach()
@@ -229,6 +240,8 @@ class Rules:
         if self._is_due(self._ack_at):
             self._flush()
         for room in self._rooms.values():
+            if self._is_due(room.join_at):
+                self._join(room)
             if self._is_due(room.retry_at):
                 room.retry_at = None
                 self._pump(room)
@@ -263,7 +276,8 @@ class Rules:
         return actions
 
     def _join(self, room: _Room) -> None:
-        frame: Frame = {"type": "join_room", "conversationId": room.name}
+        room.join_at = None
+        frame: Frame = {"type": JOIN, "conversationId": room.name}
         if room.client_id is not None:
             frame["clientId"] = room.client_id
         if room.done is not None:
@@ -312,8 +326,18 @@ class Rules:
         elif frame.get("type") == "joined":
             self._joined(frame)
         elif frame.get("type") == "error":
-            actions.append(Problem(frame.get("conversationId"), frame.get("message", "")))
+            self._refused(frame)
         return actions
+
+    def _refused(self, error: Frame) -> None:
+        """Of a join or a resume that failed for now, also for want of an answer from NATS: again, later."""
+        room = self._rooms.get(error.get("conversationId", ""))
+        if room is not None and error.get("frame") in (JOIN, RESUME):
+            self._out(room)
+            if error["retryable"]:
+                room.join_at = self._now + self._backoff(room.refusals)
+                room.refusals += 1
+        self._actions.append(Problem(error.get("conversationId"), error["message"]))
 
     def _joined(self, frame: Frame) -> None:
         self._attempts = 0
@@ -321,6 +345,7 @@ class Rules:
         if room is None:
             return
         room.is_joined = True
+        room.refusals = 0
         room.new_epoch = frame.get("epoch")
         if room.epoch is None or room.done is None:  # another one than ours is settled by the control frame after it
             room.epoch = room.new_epoch
@@ -357,7 +382,7 @@ class Rules:
 
     def _resume(self, room: _Room) -> None:
         room.asked_after, room.asked_at = room.received, self._now
-        frame: Frame = {"type": "resume_from_seq", "conversationId": room.name, "sequence": room.received}
+        frame: Frame = {"type": RESUME, "conversationId": room.name, "sequence": room.received}
         if room.epoch is not None:
             frame["epoch"] = room.epoch
         self._send(frame)
