@@ -27,7 +27,7 @@ def tell(rules: Rules, event: dict[str, Any], now: int, chance: float) -> list[A
         case "start" | "wake" | "opened" | "stop":
             return list(getattr(rules, kind)(now))
         case "closed":
-            return rules.closed(now, chance, event["code"])
+            return rules.closed(now, chance, event["code"], event.get("reason", ""))
         case "tick":
             return rules.tick(now, chance)
         case "join":
@@ -200,7 +200,7 @@ class Story:
             self.reconnect(choice)
         elif choice < 0.02:
             self.is_up = False
-            self.tell({"type": "closed", "code": 1006})
+            self.tell({"type": "closed", "code": 4001, "reason": "the credential is no longer good"})
         elif choice < 0.3:
             self.say()
         elif choice < 0.33:

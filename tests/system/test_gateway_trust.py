@@ -15,12 +15,13 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 import oncewire
-from oncewire import tokens
+from oncewire import GatewayClient, tokens
 from oncewire._ground.contracts.headers import TENANT
 from oncewire._ground.contracts.subjects import chat_stop
+from oncewire._ground.errors import AuthenticationFailed
 from oncewire._ground.http import OPEN, Routes, Server
 from oncewire._ground.jetstream import Client, Outgoing
 from oncewire._ground.settings import resolve
@@ -31,6 +32,7 @@ from oncewire._ground.trust.keys import KeyFile
 from oncewire._ground.trust.tickets import Tickets
 from oncewire.cli.gateway import serving
 from oncewire.gateway import frames
+from oncewire.gateway.client import Limits
 from oncewire.gateway.run import serving as serving_at
 from oncewire.gateway.websocket import REVOKED, RULES
 from tests.support.gateway import Guest, chunk, lifecycle, message, new_conversation
@@ -39,6 +41,7 @@ from tests.support.nats import NatsServer
 from tests.support.wait import until, until_async, within
 
 NOW = int(time.time())
+QUICK = Limits(backoff_first_ms=100, backoff_most_ms=1_000)
 
 
 @pytest.fixture
@@ -57,27 +60,32 @@ class Edge:
     def key(self, tenant: str, *grants: str) -> str:
         return self.keys.create("test", tenant, grants or ("*",), NOW)[1]
 
-    async def ask(self, method: str, path: str, key: str = "", body: bytes = b"") -> Answer:
+    async def ask(self, method: str, path: str, key: str = "", body: bytes = b"", origin: str = "") -> Answer:
         credential = f"Authorization: Bearer {key}\r\n" if key else ""
+        credential += f"Origin: {origin}\r\n" if origin else ""
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{credential}"
         async with wire(self.port) as line:
             await line.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             return await line.answer(is_head=method == "HEAD")
 
     @contextlib.asynccontextmanager
-    async def guest(self, key: str = "", ticket: str = "") -> AsyncIterator[Guest]:
+    async def guest(self, key: str = "", ticket: str = "", origin: str | None = None) -> AsyncIterator[Guest]:
         address = f"ws://127.0.0.1:{self.port}/ws" + (f"?ticket={ticket}" if ticket else "")
         headers = {"Authorization": f"Bearer {key}"} if key else None
-        async with connect(address, open_timeout=30, additional_headers=headers) as socket:
+        page: dict[str, Any] = {"origin": origin} if origin else {}
+        async with connect(address, open_timeout=30, additional_headers=headers, **page) as socket:
             one = Guest(socket)
             one.hello = await one.next()
             yield one
 
 
+PAGE = "https://chat.example"
+
+
 @pytest.fixture
 async def edge(client: Client, tmp_path: Path) -> AsyncIterator[Edge]:
     keys = KeyFile(tmp_path / "keys.json")
-    settings = resolve({"auth_keys": str(keys.path)}, {}, {}).settings
+    settings = resolve({"auth_keys": str(keys.path), "gateway_origins": PAGE}, {}, {}).settings
     async with serving(client, settings, "127.0.0.1", 0) as (gateway, _):
         assert gateway.server is not None
         yield Edge(gateway.server.port, keys, gateway.server.routes.rules)
@@ -107,6 +115,94 @@ async def test_nobody_and_who_may_not_join_get_no_socket(edge: Edge) -> None:
             async with edge.guest(key):
                 pass
         assert status == caught.value.response.status_code
+
+
+@pytest.mark.parametrize(("what", "code"), [("nothing", 4401), ("ow_0", 4401), ("ticket", 4401), ("produce", 4403)])
+async def test_a_page_that_may_not_join_is_told_why_by_its_socket(edge: Edge, what: str, code: int) -> None:
+    """Browsers hide the status and the body of an answer that is no upgrade."""
+    key = edge.key("acme", "produce") if what == "produce" else "ow_0" if what == "ow_0" else ""
+    with pytest.raises(ConnectionClosed) as caught:
+        async with edge.guest(key, ticket="x" if what == "ticket" else "", origin=PAGE):
+            pass
+    assert caught.value.rcvd is not None
+    assert code == caught.value.rcvd.code
+    assert "credential" in caught.value.rcvd.reason or "key" in caught.value.rcvd.reason or what == "ticket"
+    with pytest.raises(InvalidStatus):
+        async with edge.guest(key, origin="https://evil.example"):
+            pass
+
+
+async def test_a_page_of_an_allowed_origin_may_buy_tickets_and_read_refusals(edge: Edge) -> None:
+    conversation, key = new_conversation(), edge.key("acme", "join")
+    for path in ("/tickets", f"/conversations/{conversation}/messages", f"/stream/{conversation}/stop"):
+        preflight = await edge.ask("OPTIONS", path, origin=PAGE)
+        assert (204, PAGE) == (preflight.status, preflight.headers["access-control-allow-origin"])
+        allowed = preflight.headers["access-control-allow-headers"].split(", ")
+        assert {"authorization", "x-api-key", "content-type", "last-event-id"} <= set(allowed)
+        assert 403 == (await edge.ask("OPTIONS", path, origin="https://evil.example")).status
+    asked = [
+        (201, "POST", "/tickets", key),
+        (401, "POST", "/tickets", "ow_0"),
+        (401, "POST", "/tickets", ""),
+        (401, "GET", f"/conversations/{conversation}/messages", ""),
+        (403, "POST", f"/stream/{conversation}/stop", key),
+        (400, "GET", f"/conversations/{conversation}/messages?limit=x", key),
+        (405, "POST", "/health", key),
+        (404, "GET", "/nothing", key),
+    ]
+    for status, method, path, credential in asked:
+        answer = await edge.ask(method, path, credential, origin=PAGE)
+        assert (status, PAGE) == (answer.status, answer.headers.get("access-control-allow-origin")), (method, path)
+        answer = await edge.ask(method, path, credential, origin="https://evil.example")
+        assert "access-control-allow-origin" not in answer.headers, (method, path)
+
+
+async def test_a_client_asks_for_a_credential_before_each_connect_and_request(client: Client, edge: Edge) -> None:
+    """One that ends is followed by the next; one that is refused is a state with a reason."""
+    conversation = new_conversation()
+    made, first = edge.keys.create("first", "acme", ("join",), NOW)
+    given, states = [first, edge.key("acme", "join")], list[Any]()
+    await client.publish_one(of("acme", message(conversation, 1)))
+
+    async def token() -> str:
+        return given[0]
+
+    async with GatewayClient(f"http://127.0.0.1:{edge.port}", token=token, limits=QUICK) as gateway:
+        gateway.states.append(states.append)
+        room = gateway.room(conversation, resume=0)
+        assert 1 == (await within(anext(room))).sequence
+        del given[0]
+        edge.keys.revoke(made.id, NOW)
+        await until(lambda: "waiting" in [one.state for one in states], "a connection that ended with its key")
+        await client.publish_one(of("acme", message(conversation, 2)))
+        assert 2 == (await within(anext(room))).sequence
+        assert [1, 2] == [one["sequence"] for one in (await gateway.history(conversation)).messages]
+        given[0] = "ow_0"
+        with pytest.raises(AuthenticationFailed):
+            await gateway.history(conversation)
+    async with GatewayClient(f"http://127.0.0.1:{edge.port}", token=lambda: "ow_0", limits=QUICK) as refused:
+        refused.states.append(states.append)
+        with pytest.raises(AuthenticationFailed, match="unknown, revoked or expired"):
+            await within(anext(refused.room(conversation)))
+    assert (4401, "closed") == (states[-1].code, states[-1].state)
+    assert "unknown, revoked or expired" in states[-1].reason
+
+
+async def test_a_credential_that_cannot_be_had_now_is_asked_for_again(edge: Edge) -> None:
+    key, asked, states = edge.key("acme", "join"), list[str](), list[Any]()
+
+    def token() -> str:
+        asked.append(key)
+        if len(asked) < 3:
+            raise ConnectionError("the identity provider is away")
+        return key
+
+    async with GatewayClient(f"http://127.0.0.1:{edge.port}", token=token, limits=QUICK) as gateway:
+        gateway.states.append(states.append)
+        await within(gateway.room(new_conversation()).is_joined.wait())
+    reasons = [one.reason for one in states if one.state == "waiting"]
+    assert 2 == len(reasons)
+    assert "identity provider" in reasons[0]
 
 
 async def test_two_tenants_under_one_id_hear_their_own(client: Client, edge: Edge) -> None:

@@ -1,6 +1,7 @@
 /** The shell around the rules of rooms: a WebSocket, a timer, REST history, and the users' handlers. */
 
 import { Rules } from "./rules.js";
+import { Http } from "./http.js";
 import { TokenStream } from "./tokens.js";
 
 const NORMAL_CLOSE = 1000;
@@ -9,9 +10,11 @@ const NO_CLOSE_FRAME = 1006;
 /** One connection to a gateway, kept up until `close`. See index.d.ts for what each option means. */
 export class GatewayClient {
   #url;
-  #options;
+  #Socket;
+  #http;
   #rules;
   #socket = null;
+  #attempt = 0; // tells what belongs to this connection from what belonged to one that was dropped
   #timer = null;
   #actions = [];
   #isActing = false;
@@ -20,18 +23,19 @@ export class GatewayClient {
   #wake = () => this.#handle({ type: "wake" });
   /** A page that is left may be kept for the way back, and its socket with it: others would go on seeing its user. */
   #hide = () => {
-    if (this.#socket === null) return;
+    if (this.#socket === null && this.state !== "connecting") return;
     this.#drop(NORMAL_CLOSE);
     this.#handle({ type: "closed", code: NORMAL_CLOSE });
   };
 
   constructor(url, options = {}) {
-    const { WebSocket: Socket = globalThis.WebSocket, fetch: ask = globalThis.fetch, headers = {}, ...limits } = options;
+    const { WebSocket: Socket = globalThis.WebSocket, fetch: ask, headers, credentials, ...limits } = options;
     if (Socket === undefined) {
       throw new Error("there is no WebSocket here: use Node 22 or newer, or pass one as options.WebSocket");
     }
     this.#url = new URL(url, globalThis.location?.href);
-    this.#options = { Socket, ask: (...args) => ask(...args), headers };
+    this.#Socket = Socket;
+    this.#http = new Http(this.#url, { fetch: ask, headers, credentials });
     this.#rules = new Rules(limits);
   }
 
@@ -56,7 +60,7 @@ export class GatewayClient {
     return this.#rules.phase;
   }
 
-  /** Told of each change of the connection: `{ state, retryMs?, code? }`. Returns a function that ends it. */
+  /** Told of each change of the connection: `{ state, retryMs?, code?, reason? }`. Returns a function that ends it. */
   onState(listener) {
     this.#listeners.add(listener);
     return () => this.#listeners.delete(listener);
@@ -80,19 +84,12 @@ export class GatewayClient {
 
   /** The answers that are being written in a conversation, token by token. */
   tokens(conversationId, options = {}) {
-    const { ask, headers } = this.#options;
-    return new TokenStream(this.httpUrl(`/stream/${encodeURIComponent(conversationId)}`), {
-      fetch: ask,
-      headers,
-      ...options,
-    }).start();
+    return new TokenStream(this.#http, `/stream/${encodeURIComponent(conversationId)}`, options).start();
   }
 
   /** Where a path of the gateway is over HTTP. */
   httpUrl(path) {
-    const url = new URL(path, this.#url);
-    url.protocol = this.#url.protocol.replace("ws", "http");
-    return url;
+    return this.#http.url(path);
   }
 
   #handle(event) {
@@ -132,27 +129,36 @@ export class GatewayClient {
     }
   }
 
-  #connect() {
+  async #connect() {
+    const attempt = ++this.#attempt;
+    const isCurrent = () => this.#attempt === attempt;
+    const closed = (code, reason) => {
+      if (!isCurrent()) return;
+      this.#drop(NORMAL_CLOSE);
+      this.#handle({ type: "closed", code, reason });
+    };
+    let ticket;
+    try {
+      ticket = await this.#http.ticket();
+    } catch (error) {
+      closed(error.code ?? NO_CLOSE_FRAME, String(error?.message ?? error));
+      return;
+    }
+    if (!isCurrent()) return;
     const url = new URL(this.#url);
     url.protocol = url.protocol.replace("http", "ws");
     if (url.pathname === "/") url.pathname = "/ws";
-    const socket = new this.#options.Socket(url.href);
-    this.#socket = socket;
-    const isCurrent = () => this.#socket === socket;
-    socket.addEventListener("open", () => isCurrent() && this.#handle({ type: "opened" }));
+    if (ticket !== null) url.searchParams.set("ticket", ticket);
+    const socket = (this.#socket = new this.#Socket(url.href));
     socket.addEventListener("message", ({ data }) => isCurrent() && this.#frame(data));
-    const closed = (code) => {
-      if (!isCurrent()) return;
-      this.#socket = null;
-      this.#handle({ type: "closed", code });
-    };
-    socket.addEventListener("close", ({ code }) => closed(code));
+    socket.addEventListener("close", ({ code, reason }) => closed(code, reason));
     // Browsers tell the close right behind the error; Node 20 forgets it when nobody listens at the address.
     socket.addEventListener("error", () => setTimeout(() => closed(NO_CLOSE_FRAME)));
   }
 
   /** Let go of a socket whose end is not waited for: a dead one may take minutes to say that it is closed. */
   #drop(code) {
+    this.#attempt += 1;
     const socket = this.#socket;
     this.#socket = null;
     socket?.close(code);
@@ -165,7 +171,8 @@ export class GatewayClient {
     } catch {
       return; // not ours: a gateway speaks JSON
     }
-    if (frame !== null && typeof frame === "object") this.#handle({ type: "frame", frame });
+    if (frame === null || typeof frame !== "object") return;
+    this.#handle(frame.type === "hello" ? { type: "opened" } : { type: "frame", frame });
   }
 
   async #deliver({ room, sequence }, handle) {
@@ -179,10 +186,9 @@ export class GatewayClient {
   }
 
   async #fetch({ room, after, limit, repair }) {
-    const url = this.httpUrl(`/conversations/${encodeURIComponent(room)}/messages?after=${after}&limit=${limit}`);
     try {
-      const answer = await this.#options.ask(url, { headers: this.#options.headers });
-      if (!answer.ok) throw new Error(`history: ${answer.status} ${answer.statusText}`);
+      const path = `/conversations/${encodeURIComponent(room)}/messages?after=${after}&limit=${limit}`;
+      const answer = await this.#http.ask(path);
       const page = await answer.json();
       this.#handle({ type: "history", room, repair, page });
     } catch (error) {

@@ -57,9 +57,14 @@ export interface ConnectionState {
   state: "idle" | "connecting" | "open" | "waiting" | "closed";
   /** While waiting: how long until the next attempt. */
   retryMs?: number;
-  /** When closed: why. */
+  /** When closed: why. 4401: the credential was refused; 4403: it does not allow this. */
   code?: number;
+  /** Why it is closed or waits, where that is known. */
+  reason?: string;
 }
+
+/** An API key or a token; or a ticket, which your server bought with one (`POST /tickets`) and lives for a minute. */
+export type Credential = string | { ticket: string };
 
 /** Times in milliseconds, and limits. */
 export interface Limits {
@@ -89,7 +94,10 @@ export interface ClientOptions extends Limits {
   /** Where there is no global one (Node before 22). */
   WebSocket?: unknown;
   fetch?: typeof globalThis.fetch;
-  /** For history and token streams. A browser's WebSocket cannot send any. */
+  /** Asked for a credential before each connect, each token stream and each history request. A WebSocket cannot carry a
+   * header: with a key or a token the client buys a ticket for it. When it throws, it is asked again after a delay. */
+  credentials?(): Credential | null | Promise<Credential | null>;
+  /** Further headers for history and token streams. A browser's WebSocket cannot send any. */
   headers?: Record<string, string>;
 }
 
@@ -150,8 +158,6 @@ export interface Lifecycle {
 }
 
 export interface TokenOptions extends Limits {
-  fetch?: typeof globalThis.fetch;
-  headers?: Record<string, string>;
   /** Where to go on; left out, it begins with the running answer. */
   lastEventId?: string;
   onToken?(token: Token): void;
@@ -162,9 +168,8 @@ export interface TokenOptions extends Limits {
 
 /** The answers that are being written in a conversation. */
 export class TokenStream {
-  constructor(url: string | URL, options?: TokenOptions);
+  private constructor();
   readonly lastEventId: string;
-  start(): this;
   /** Stop listening. The answer goes on being written. */
   close(): void;
   /** Ask that the running answer ends. */

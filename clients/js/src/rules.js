@@ -122,6 +122,7 @@ export class Rules {
     actions.push({ type: "state", state: phase, ...more });
   }
 
+  /** The gateway has greeted. A WebSocket may be opened only to be closed with a reason. */
   _on_opened(_event, actions) {
     if (this.phase !== "connecting") return;
     this.deadlines.connect = null;
@@ -133,19 +134,20 @@ export class Rules {
 
   _on_closed(event, actions) {
     if (this.phase === "closed" || this.phase === "idle" || this.phase === "waiting") return;
-    this._disconnected(event.code ?? 1006, actions);
+    this._disconnected(event.code ?? 1006, actions, event.reason);
   }
 
-  _disconnected(code, actions) {
+  _disconnected(code, actions, reason = "") {
     this._detach();
+    const why = reason === "" ? {} : { reason };
     if (FINAL_CODES.has(code)) {
-      this._enter("closed", actions, { code });
+      this._enter("closed", actions, { code, ...why });
       return;
     }
     const delay = this._backoff(this.attempts);
     this.attempts += 1;
     this.deadlines.reconnect = this.now + delay;
-    this._enter("waiting", actions, { retryMs: delay });
+    this._enter("waiting", actions, { retryMs: delay, ...why });
   }
 
   /** Nothing that belonged to this connection counts any more. */

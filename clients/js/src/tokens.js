@@ -9,7 +9,8 @@ import { DEFAULTS } from "./rules.js";
 import { Answers, EventParser } from "./sse.js";
 
 export class TokenStream {
-  #url;
+  #http;
+  #path;
   #options;
   #parser = new EventParser();
   #answers = new Answers();
@@ -18,10 +19,10 @@ export class TokenStream {
   #timer = null;
   #isOpen = true;
 
-  constructor(url, options = {}) {
-    this.#url = url;
-    const { fetch: ask = globalThis.fetch, ...rest } = options;
-    this.#options = { ...DEFAULTS, headers: {}, ...rest, ask: (...args) => ask(...args) };
+  constructor(http, path, options = {}) {
+    this.#http = http;
+    this.#path = path;
+    this.#options = { ...DEFAULTS, ...options };
     this.#parser.lastEventId = options.lastEventId ?? "";
   }
 
@@ -45,12 +46,8 @@ export class TokenStream {
 
   /** Ask that the running answer ends. Listening goes on, and sees its end. */
   async stop(messageId) {
-    const url = new URL(this.#url);
-    url.pathname += "/stop";
     const body = JSON.stringify(messageId === undefined ? {} : { messageId });
-    const headers = { ...this.#options.headers, "Content-Type": "application/json" };
-    const answer = await this.#options.ask(url, { method: "POST", headers, body });
-    if (!answer.ok) throw new Error(`stop: ${answer.status} ${answer.statusText}`);
+    await this.#http.ask(`${this.#path}/stop`, { method: "POST", headers: { "Content-Type": "application/json" }, body });
   }
 
   async #run() {
@@ -59,8 +56,15 @@ export class TokenStream {
     } catch (error) {
       if (!this.#isOpen) return;
       this.#options.onError?.(error);
+      if (error.code !== undefined) return this.#refused(error);
     }
     if (this.#isOpen) this.#again();
+  }
+
+  /** A credential that is refused now would be refused again. */
+  #refused({ code, message }) {
+    this.#isOpen = false;
+    this.#say({ state: "closed", code, reason: message });
   }
 
   #again() {
@@ -76,10 +80,9 @@ export class TokenStream {
     const watch = this.#watch();
     try {
       this.#say({ state: "connecting" });
-      const headers = { ...this.#options.headers, Accept: "text/event-stream" };
+      const headers = { Accept: "text/event-stream" };
       if (this.lastEventId) headers["Last-Event-ID"] = this.lastEventId;
-      const answer = await this.#options.ask(this.#url, { headers, signal: this.#abort.signal, cache: "no-store" });
-      if (!answer.ok) throw new Error(`stream: ${answer.status} ${answer.statusText}`);
+      const answer = await this.#http.ask(this.#path, { headers, signal: this.#abort.signal, cache: "no-store" });
       this.#say({ state: "open" });
       this.#attempts = 0;
       const parser = this.#parser.fresh();

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Set
 from urllib.parse import urlsplit
 
-from oncewire._ground.http import Request
+from oncewire._ground.http import Headers
 
 
-def is_allowed(request: Request, origins: Set[str]) -> bool:
-    origin = request.header(b"origin")
-    return not origin or origin in origins or _is_own(origin, request.header(b"host"))
+def is_allowed(headers: Headers, origins: Set[str]) -> bool:
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    return not origin or origin in origins or _is_own(origin, headers.get(b"host", b"").decode("latin-1"))
 
 
 def _is_own(origin: str, host: str) -> bool:
@@ -22,9 +22,9 @@ def _is_own(origin: str, host: str) -> bool:
     return parts.scheme in ("http", "https") and bool(host) and parts.netloc.lower() == host.lower()
 
 
-def cors_lines(request: Request) -> bytes:
+def cors_lines(headers: Headers, origins: Set[str]) -> bytes:
     """Headers that let a page of an allowed origin read the answer: its origin, never everybody's."""
-    origin = request.headers.get(b"origin", b"")
-    if not origin:
+    origin = headers.get(b"origin", b"")
+    if not origin or not is_allowed(headers, origins):
         return b"Vary: Origin\r\n"
     return b"Access-Control-Allow-Origin: %b\r\nAccess-Control-Allow-Credentials: true\r\nVary: Origin\r\n" % origin

@@ -9,7 +9,13 @@ import msgspec
 
 from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.subjects import token
-from oncewire._ground.errors import ContractViolation, NoResponders, OncewireError, PermissionDenied
+from oncewire._ground.errors import (
+    AuthenticationFailed,
+    ContractViolation,
+    NoResponders,
+    OncewireError,
+    PermissionDenied,
+)
 from oncewire._ground.http import OPEN, Handler, Pages, Request, Routes
 from oncewire._ground.metrics import CONTENT_TYPE, Page
 from oncewire.gateway import metrics, sse, websocket
@@ -21,7 +27,7 @@ LIMIT_MAX: Final = 1_000
 STOP_S_MAX: Final = 2.0
 PREFLIGHT: Final = (
     b"Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n"
-    b"Access-Control-Allow-Headers: content-type, last-event-id, x-request-id\r\n"
+    b"Access-Control-Allow-Headers: authorization, content-type, last-event-id, x-api-key, x-request-id\r\n"
     b"Access-Control-Max-Age: 600\r\n"
 )
 
@@ -38,7 +44,9 @@ class GatewayRoutes:
         for method, path, action, handler in self._table():
             guarded = self._upgradable(handler) if method == "GET" else self._from_known_origins(handler)
             table.add(method, path, guarded, action=action, has_head=path != "/stream/{id}")
-            table.add("OPTIONS", path, self.preflight, action=OPEN)
+        table.lines = lambda headers: cors_lines(headers, self.gateway.limits.origins)
+        table.preflight = self._from_known_origins(lambda request: request.respond(204, extra=PREFLIGHT))
+        table.tells_pages = True
         return table
 
     def _table(self) -> list[tuple[str, str, str, Handler]]:
@@ -54,7 +62,7 @@ class GatewayRoutes:
 
     def _from_known_origins(self, handler: Handler) -> Handler:
         def guarded(request: Request) -> None:
-            if not is_allowed(request, self.gateway.limits.origins):
+            if not is_allowed(request.headers, self.gateway.limits.origins):
                 raise PermissionDenied("this origin may not use the gateway")
             handler(request)
 
@@ -65,20 +73,26 @@ class GatewayRoutes:
 
         def either(request: Request) -> None:
             if websocket.is_offered(request):
-                request.principal.require("join")
-                websocket.accept(self.gateway, request)
+                self._accept(request)
+            elif request.refused is not None:
+                raise request.refused
             else:
                 handler(request)
 
         return self._from_known_origins(either)
 
-    def _cors(self, request: Request) -> bytes:
-        return cors_lines(request)
-
-    def preflight(self, request: Request) -> None:
-        if not is_allowed(request, self.gateway.limits.origins):
-            raise PermissionDenied("this origin may not use the gateway")
-        request.respond(204, extra=self._cors(request) + PREFLIGHT)
+    def _accept(self, request: Request) -> None:
+        """A page that may not join gets a WebSocket that only says why."""
+        try:
+            if request.refused is not None:
+                raise request.refused
+            request.principal.require("join")
+        except (AuthenticationFailed, PermissionDenied) as refused:
+            if not request.is_offer_of_a_page:
+                raise
+            websocket.accept(self.gateway, request, refused)
+        else:
+            websocket.accept(self.gateway, request)
 
     def _conversation(self, request: Request, action: str) -> str:
         conversation_id = token(request.params["id"], "conversationId")
@@ -90,7 +104,7 @@ class GatewayRoutes:
     def health(self, request: Request) -> None:
         problem = self.gateway.node.problem
         shown = {"status": "not ready", "problems": [problem]} if problem else {"status": "ok"}
-        request.respond(503 if problem else 200, ENCODE(shown), extra=self._cors(request))
+        request.respond(503 if problem else 200, ENCODE(shown))
 
     def metrics(self, request: Request) -> None:
         page = Page()
@@ -99,11 +113,11 @@ class GatewayRoutes:
 
     def page(self, request: Request) -> None:
         if self.pages is None or not self.pages.serve(request):
-            request.refuse(404, "NOT_FOUND", "not found", self._cors(request))
+            request.refuse(404, "NOT_FOUND", "not found")
 
     def stream(self, request: Request) -> None:
         conversation = heard_by(request.principal, self._conversation(request, "join"))
-        sse.begin(self.gateway, request, conversation, self._cors(request))
+        sse.begin(self.gateway, request, conversation)
 
     def messages(self, request: Request) -> None:
         conversation_id = self._conversation(request, "join")
@@ -121,7 +135,7 @@ class GatewayRoutes:
             "next": last,
             "complete": is_complete,
         }
-        request.respond(200, ENCODE(answer), extra=self._cors(request))
+        request.respond(200, ENCODE(answer))
 
     def stop(self, request: Request) -> None:
         self._later(request, self._stop(request, self._conversation(request, "speak")))
@@ -134,9 +148,9 @@ class GatewayRoutes:
                 raise NoResponders("nobody writes there")
             stopped = await tokens.stop(conversation, request.body, STOP_S_MAX)
         except NoResponders:
-            request.refuse(404, "NOT_FOUND", "no answer is being written", self._cors(request))
+            request.refuse(404, "NOT_FOUND", "no answer is being written")
             return
-        request.respond(202, ENCODE({"stopped": stopped}), extra=self._cors(request))
+        request.respond(202, ENCODE({"stopped": stopped}))
 
     def _later(self, request: Request, work: Coroutine[Any, Any, None]) -> None:
         async def answered() -> None:

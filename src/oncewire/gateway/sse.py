@@ -31,14 +31,14 @@ BEGIN: Final = b"retry: %d\n%b" % (RETRY_MS, sse(b"protocol", VERSION.encode()))
 KEEP_ALIVE: Final = b":\n\n"
 
 
-def begin(gateway: Gateway, request: Request, conversation: Conversation, cors: bytes) -> None:
+def begin(gateway: Gateway, request: Request, conversation: Conversation) -> None:
     """Answer GET /stream/{conversation}."""
     last_event_id = request.header(b"last-event-id") or request.query.get("lastEventId", "")
 
     def make(transport: asyncio.Transport) -> Source:
         return Source(gateway, transport, request.principal, conversation, last_event_id)
 
-    request.take_over(200, HEAD + cors, make)
+    request.take_over(200, HEAD, make)
 
 
 class Source(Heir):

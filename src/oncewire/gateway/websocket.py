@@ -7,6 +7,8 @@ are told to hold back. Close codes that are ours:
     4000  silent for too long       reconnect and resume
     4001  credential no longer good reconnect with one that is, and resume
     4008  too slow                  reconnect and resume
+    4401  no credential, or refused to a web page, which is not shown the status of an answer
+    4403  it does not allow to join the same
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
 from oncewire._ground.contracts.subjects import TOKEN_BYTES_MAX, token
-from oncewire._ground.errors import ContractViolation, OncewireError
+from oncewire._ground.errors import AuthenticationFailed, ContractViolation, OncewireError
 from oncewire._ground.http import OPEN, Heir, Principal, Request
 from oncewire.gateway import frames
 from oncewire.gateway.frames import Ack, ClientFrame, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
@@ -34,7 +36,11 @@ if TYPE_CHECKING:
 
 SILENT: Final = 4000
 REVOKED: Final = 4001
+UNKNOWN: Final = 4401
+FORBIDDEN: Final = 4403
 SLOW: Final = 4008
+REASON_CHARS_MAX: Final = 120
+"""A close frame has room for 123 bytes."""
 CLOSE_S_MAX: Final = 5.0
 """How long a close waits for the client to take it."""
 NEVER: Final = float("inf")
@@ -56,15 +62,25 @@ def is_offered(request: Request) -> bool:
     return request.can_upgrade and request.header(b"upgrade").lower() == "websocket"
 
 
-def accept(gateway: Gateway, request: Request) -> None:
-    """Answer an offer to speak WebSocket."""
+def accept(gateway: Gateway, request: Request, refused: OncewireError | None = None) -> None:
+    """Answer an offer to speak WebSocket. One that is refused is closed at once, with the reason."""
     key = request.header(b"sec-websocket-key")
     if request.header(b"sec-websocket-version") != "13" or len(key) != 24:
         request.refuse(426, "INVALID_ARGUMENT", "this is WebSocket 13", b"Sec-WebSocket-Version: 13\r\n")
         return
     lines = b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: %b\r\n" % accept_key(key).encode()
     principal = request.principal
-    request.take_over(101, lines, lambda transport: Socket(gateway, transport, principal))
+
+    def make(transport: asyncio.Transport) -> Socket:
+        socket = Socket(gateway, transport, principal)
+        if refused is None:
+            socket.send(frames.hello_frame(socket.id))
+        else:
+            code = UNKNOWN if isinstance(refused, AuthenticationFailed) else FORBIDDEN
+            socket.close(code, refused.message[:REASON_CHARS_MAX])
+        return socket
+
+    request.take_over(101, lines, make)
 
 
 class Socket(Heir):
@@ -93,7 +109,6 @@ class Socket(Heir):
         self.deadline = gateway.now + gateway.limits.ping_s
         transport.set_write_buffer_limits(high=gateway.limits.buffer_bytes_max)
         gateway.opened(self)
-        transport.write(frames.hello_frame(self.id))
 
     # ---- the socket
 

@@ -5,6 +5,7 @@ from oncewire._ground.http.pages import Pages
 from oncewire._ground.http.principal import ANYONE, EVERY_TENANT, KNOWN, NOBODY, Principal
 from oncewire._ground.http.request import JSON, NDJSON, Request, Stream
 from oncewire._ground.http.routes import OPEN, Handler, Routes
+from oncewire._ground.http.rules import Headers
 from oncewire._ground.http.server import Server
 from oncewire._ground.http.takeover import Heir
 from oncewire._ground.http.tls import Certificate, certificate_of, trusting
@@ -19,6 +20,7 @@ __all__ = [
     "OPEN",
     "Certificate",
     "Handler",
+    "Headers",
     "Heir",
     "Limits",
     "Pages",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from oncewire._ground.errors import OncewireError
+from oncewire._ground.http.principal import NOBODY
 from oncewire._ground.http.request import Request, Stream
 from oncewire._ground.http.rules import Refusal, answer_of, is_loopback_authority, read_head, read_target, refusal
 
@@ -302,6 +303,9 @@ class Connection(asyncio.Protocol):
             request.principal = self.server.authenticate(request)
         except OncewireError as error:
             status, code = answer_of(error)
+            if status < 500 and self.server.routes.tells_pages and request.is_offer_of_a_page:
+                request.principal, request.refused = NOBODY, error
+                return
             if status >= 500:
                 _log.error("it cannot be said who asks: %s", error)
             raise Refusal(status, code, error.message if status < 500 else "internal error") from None
@@ -450,8 +454,7 @@ class Connection(asyncio.Protocol):
         self._reading = None
         self._body = []
         self._release_body()
-        sent_ids = [value for name, value in self._pairs if name.lower() == b"x-request-id"]
-        self._farewell = self.server.farewell(refused, sent_ids[0] if sent_ids else b"")
+        self._farewell = self.server.farewell(refused, {name.lower(): value for name, value in self._pairs})
         self.server.count(refused.status)
         if self._current is None and not self._waiting:
             self._say_farewell()

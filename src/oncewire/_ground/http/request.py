@@ -34,7 +34,7 @@ class Request:
 
     __slots__ = (
         "_connection", "_query", "body", "headers", "is_last", "method", "on_close", "params", "path", "principal",
-        "query_string", "review", "version",
+        "query_string", "refused", "review", "version",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,8 @@ class Request:
         self.body = b""
         self.params: dict[str, str] = {}
         self.principal: Principal = ANYONE
+        self.refused: OncewireError | None = None
+        """Why its credential is not accepted, where the handler is to say so: see `Routes.tells_pages`."""
         self.review = connection.server.reviews
         """The last review before its credential was looked at."""
         self.on_close: Callable[[], None] | None = None
@@ -92,6 +94,7 @@ class Request:
 
     def _encode(self, connection: Connection, status: int, body: bytes, content_type: str, extra: bytes) -> bytes:
         start = _heads.get((status, content_type)) or _start(status, content_type)
+        extra += connection.server.routes.lines(self.headers)
         if self.is_last or connection.is_last_answer():
             extra += b"Connection: close\r\n"
         elif self.version == "1.0":
@@ -133,11 +136,17 @@ class Request:
         stream = Stream(connection, self.principal, is_chunked=self.version != "1.0")
         framing = b"Transfer-Encoding: chunked\r\n" if stream.is_chunked else b""
         start = _heads.get((200, content_type)) or _start(200, content_type)
-        head = b"%bX-Request-Id: %b\r\n%b%b%bConnection: close\r\n\r\n" % (
-            start, self._id(connection), connection.server.date_line, framing, extra,
+        head = b"%bX-Request-Id: %b\r\n%b%b%b%bConnection: close\r\n\r\n" % (
+            start, self._id(connection), connection.server.date_line, framing,
+            connection.server.routes.lines(self.headers), extra,
         )  # fmt: skip
         connection.begin_stream(stream, head)
         return stream
+
+    @property
+    def is_offer_of_a_page(self) -> bool:
+        """Whether a web page offers another protocol."""
+        return b"upgrade" in self.headers and b"origin" in self.headers
 
     @property
     def can_upgrade(self) -> bool:
@@ -152,8 +161,9 @@ class Request:
             return
         self._connection = None
         self.on_close = None
-        head = b"HTTP/1.1 %d %b\r\nX-Request-Id: %b\r\n%b%b\r\n" % (
-            status, REASONS[status].encode(), self._id(connection), connection.server.date_line, lines,
+        head = b"HTTP/1.1 %d %b\r\nX-Request-Id: %b\r\n%b%b%b\r\n" % (
+            status, REASONS[status].encode(), self._id(connection), connection.server.date_line,
+            connection.server.routes.lines(self.headers), lines,
         )  # fmt: skip
         connection.take_over(self, status, head, make)
 

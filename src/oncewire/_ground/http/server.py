@@ -20,7 +20,7 @@ from oncewire._ground.http.principal import NOBODY, Principal
 from oncewire._ground.http.rates import Rates
 from oncewire._ground.http.request import JSON, Request, error_body
 from oncewire._ground.http.routes import Routes
-from oncewire._ground.http.rules import REASONS, Refusal, is_loopback, is_request_id
+from oncewire._ground.http.rules import REASONS, Headers, Refusal, is_loopback, is_request_id
 from oncewire._ground.http.shares import Shares
 from oncewire._ground.http.takeover import Heir
 from oncewire._ground.http.tls import Certificate
@@ -171,15 +171,17 @@ class Server:
         self._made += 1
         return b"%b-%x" % (self._mark, self._made)
 
-    def farewell(self, refused: Refusal, sent_id: bytes) -> bytes:
-        """The answer to a request that is not read to its end."""
+    def farewell(self, refused: Refusal, headers: Headers) -> bytes:
+        """The answer to a request that is not read to its end, by what there is of its head."""
         body = error_body(refused.code, refused.message)
         head = (
             f"HTTP/1.1 {refused.status} {REASONS[refused.status]}\r\nContent-Type: {JSON}\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n"
         )
+        sent_id = headers.get(b"x-request-id", b"")
         shown_id = sent_id if is_request_id(sent_id) else self.make_request_id()
-        return b"%b%bX-Request-Id: %b\r\n\r\n%b" % (head.encode(), self.date_line, shown_id, body)
+        lines = self.routes.lines(headers)
+        return b"%b%bX-Request-Id: %b\r\n%b\r\n%b" % (head.encode(), self.date_line, shown_id, lines, body)
 
     def dispatch(self, request: Request) -> None:
         """Find the handler and let it work. Nothing that it raises reaches the connection."""
@@ -190,6 +192,8 @@ class Server:
                 self.routes.unknown(request)
                 return
             handler = methods.get(request.method)
+            if handler is None and request.method == b"OPTIONS":
+                handler = self.routes.preflight
             if handler is None:
                 allow = b", ".join(sorted(methods))
                 request.refuse(405, "METHOD_NOT_ALLOWED", "method not allowed", b"Allow: %b\r\n" % allow)

@@ -53,6 +53,8 @@ class State(_Action, frozen=True):
     state: Phase
     retry_ms: int | UnsetType = UNSET
     code: int | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    """Why, where the gateway or the credential's source said so."""
 
 
 class Joined(_Action, frozen=True):

@@ -10,10 +10,11 @@ A message is acknowledged when the loop asks for the next one: then its body has
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Literal
 from urllib.parse import quote, urlsplit, urlunsplit
@@ -37,6 +38,7 @@ from oncewire.gateway.client.sse import Answers, EventParser, Lifecycle, Token
 from oncewire.gateway.client.wire import NO_CLOSE_FRAME, Wire, open_wire
 
 Resume = int | act.Position | Literal["acked"] | None
+Credential = str | Callable[[], str | Awaitable[str]]
 
 _log = logging.getLogger("oncewire.gateway.client")
 _encode = msgspec.json.Encoder().encode
@@ -120,8 +122,9 @@ class GatewayClient:
     """One connection to a gateway, kept up until the `async with` block ends. `url` may be http(s) or ws(s)."""
 
     def __init__(
-        self, url: str = "http://127.0.0.1:3005", *, token: str = "", limits: act.Limits | None = None
+        self, url: str = "http://127.0.0.1:3005", *, token: Credential = "", limits: act.Limits | None = None
     ) -> None:
+        """`token` is an API key or a token. A function is asked for one before each connect and each request."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https", "ws", "wss") or not parts.hostname:
             raise Refused(f"this is no address of a gateway: {url}", hint="Such as http://127.0.0.1:3005.")
@@ -129,7 +132,7 @@ class GatewayClient:
         prefix = parts.path.removesuffix("/ws").rstrip("/")
         self._http_url = urlunsplit(("https" if is_secure else "http", parts.netloc, prefix, "", ""))
         self._ws_url = urlunsplit(("wss" if is_secure else "ws", parts.netloc, f"{prefix}/ws", "", ""))
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
         self.rules = Rules(limits)
         self.states: list[Callable[[act.State], None]] = []
         """Told of each change of the connection."""
@@ -139,6 +142,7 @@ class GatewayClient:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._final_code = 0
+        self._final_reason = ""
 
     async def __aenter__(self) -> GatewayClient:
         self._loop = asyncio.get_running_loop()
@@ -206,12 +210,13 @@ class GatewayClient:
 
     def raise_refusal(self) -> None:
         """Why the gateway wants no more of this client, if it said so."""
+        told = f": {self._final_reason}" if self._final_reason else ""
         if self._final_code == 4401:
-            raise AuthenticationFailed("the gateway wants a credential, or another one")
+            raise AuthenticationFailed(f"the gateway wants a credential, or another one{told}")
         if self._final_code == 4403:
-            raise PermissionDenied("the gateway does not let this client in")
+            raise PermissionDenied(f"the gateway does not let this client in{told}")
         if self._final_code:
-            raise Refused(f"the gateway closed the connection for good, with code {self._final_code}")
+            raise Refused(f"the gateway closed the connection for good, with code {self._final_code}{told}")
 
     # ---- tokens
 
@@ -222,7 +227,7 @@ class GatewayClient:
         parser, answers, failures = EventParser(last_event_id), Answers(), 0
         while True:
             parser = EventParser(parser.last_event_id)
-            headers = {**self._headers, "Accept": "text/event-stream"}
+            headers = {**await self._credentials(), "Accept": "text/event-stream"}
             if parser.last_event_id:
                 headers["Last-Event-ID"] = parser.last_event_id
             try:
@@ -257,7 +262,13 @@ class GatewayClient:
 
     async def _ask(self, method: str, url: str, body: bytes = b"") -> tuple[int, bytes]:
         timeout_s = self.rules.limits.connect_ms / 1000
-        return await fetch.ask(method, url, headers=self._headers, body=body, timeout_s=timeout_s)
+        return await fetch.ask(method, url, headers=await self._credentials(), body=body, timeout_s=timeout_s)
+
+    async def _credentials(self) -> dict[str, str]:
+        """The header that says who asks, with a credential that is good now."""
+        token = self._token() if callable(self._token) else self._token
+        token = await token if inspect.isawaitable(token) else token
+        return {"Authorization": f"Bearer {token}"} if token else {}
 
     # ---- the rules' hands
 
@@ -307,6 +318,7 @@ class GatewayClient:
             listener(state)
         if state.state == "closed":
             self._final_code = state.code if isinstance(state.code, int) and state.code != 1000 else 0
+            self._final_reason = state.reason or ""
             for room in self._rooms.values():
                 room.end()
 
@@ -316,24 +328,26 @@ class GatewayClient:
         def is_current() -> bool:
             return attempt == self._attempt
 
-        def opened(wire: Wire) -> None:
-            if is_current():
-                self._wire = wire
-                self._perform(self.rules.opened(self._now()))
-
         def heard(text: bytes) -> None:
             if is_current():
                 self._heard(text)
 
-        def closed(code: int) -> None:
+        def closed(code: int, reason: str) -> None:
             if is_current():
                 self._wire = None
-                self._perform(self.rules.closed(self._now(), _chance(), code))
+                self._perform(self.rules.closed(self._now(), _chance(), code, reason))
 
-        wire = await open_wire(self._ws_url, self._headers, on_open=opened, on_text=heard, on_closed=closed)
+        try:
+            headers = await self._credentials()
+        except Exception as error:  # the application's own: it is asked again
+            closed(NO_CLOSE_FRAME, f"no credential: {error}")
+            return
+        wire = await open_wire(self._ws_url, headers, on_text=heard, on_closed=closed)
         if wire is None:
-            closed(NO_CLOSE_FRAME)
-        elif not is_current():
+            closed(NO_CLOSE_FRAME, "no connection")
+        elif is_current():
+            self._wire = wire
+        else:
             wire.drop(1000)
 
     def _drop(self, code: int) -> None:
@@ -348,7 +362,10 @@ class GatewayClient:
         except msgspec.DecodeError:
             _log.warning("the gateway sent what is no JSON object: %r", text[:80])
             return
-        self._perform(self.rules.frame(frame, self._now(), _chance()))
+        if frame.get("type") == "hello":
+            self._perform(self.rules.opened(self._now()))
+        else:
+            self._perform(self.rules.frame(frame, self._now(), _chance()))
 
     async def _fetch(self, action: act.Fetch) -> None:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from oncewire.gateway.client.actions import (
     Action,
@@ -167,6 +167,7 @@ class Rules:
         self._actions.append(state)
 
     def opened(self, now: int) -> list[Action]:
+        """The gateway has greeted. A WebSocket may be opened only to be closed with a reason."""
         actions = self._begin(now)
         if self.phase == "connecting":
             self._connect_by = None
@@ -177,10 +178,10 @@ class Rules:
                 self._join(room)
         return actions
 
-    def closed(self, now: int, random: float, code: int = 1006) -> list[Action]:
+    def closed(self, now: int, random: float, code: int = 1006, reason: str = "") -> list[Action]:
         actions = self._begin(now, random)
         if self.phase in ("connecting", "open"):
-            self._disconnected(code)
+            self._disconnected(code, reason)
         return actions
 
     def _detach(self) -> None:
@@ -199,15 +200,16 @@ class Rules:
         room.repair = None
         room.repairs += 1
 
-    def _disconnected(self, code: int) -> None:
+    def _disconnected(self, code: int, reason: str = "") -> None:
         self._detach()
+        why = reason or UNSET
         if code in FINAL_CODES:
-            self._enter(State("closed", code=code))
+            self._enter(State("closed", code=code, reason=why))
             return
         delay = self._backoff(self._attempts)
         self._attempts += 1
         self._reconnect_at = self._now + delay
-        self._enter(State("waiting", retry_ms=delay))
+        self._enter(State("waiting", retry_ms=delay, reason=why))
 
     def _backoff(self, attempts: int) -> int:
         """Twice as long each time up to a cap, and the half of it by chance: who fell together comes back apart."""

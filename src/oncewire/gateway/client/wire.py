@@ -15,27 +15,28 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 MESSAGE_BYTES_MAX = 16 << 20
+REASON_CHARS_MAX = 200
 NO_CLOSE_FRAME = 1006
 REFUSED = {401: 4401, 403: 4403, 404: 4404}
 """What an HTTP answer instead of the upgrade means, as a close code."""
 
 
 class Wire(asyncio.Protocol):
-    """Tells `on_open`, `on_text` and, once, `on_closed` with the close code."""
+    """Tells `on_text` and, once, `on_closed` with the close code and the reason that was given."""
 
     def __init__(
         self,
         url: str,
         headers: Mapping[str, str],
-        on_open: Callable[[Wire], None],
         on_text: Callable[[bytes], None],
-        on_closed: Callable[[int], None],
+        on_closed: Callable[[int, str], None],
     ) -> None:
         self._protocol = ClientProtocol(parse_uri(url), max_size=MESSAGE_BYTES_MAX)
         self._headers = headers
-        self._on_open, self._on_text, self._on_closed = on_open, on_text, on_closed
+        self._on_text, self._on_closed = on_text, on_closed
         self._parts: list[bytes] = []
         self._refused = 0
+        self._reason = ""
         self._is_silent = False
         self._transport: asyncio.Transport
 
@@ -59,10 +60,9 @@ class Wire(asyncio.Protocol):
             self._transport.close()
 
     def _answered(self, response: Response) -> None:
-        if self._protocol.state is State.OPEN:
-            self._on_open(self)
-        else:
+        if self._protocol.state is not State.OPEN:
             self._refused = REFUSED.get(response.status_code, 0)
+            self._reason = bytes(response.body or b"").decode(errors="replace")[:REASON_CHARS_MAX]
 
     def _framed(self, frame: Frame) -> None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
@@ -78,7 +78,8 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         if not self._is_silent:
             self._is_silent = True
-            self._on_closed(self._refused or self._protocol.close_code or NO_CLOSE_FRAME)
+            code = self._refused or self._protocol.close_code or NO_CLOSE_FRAME
+            self._on_closed(code, self._reason or self._protocol.close_reason or "")
 
     def send(self, text: bytes) -> None:
         if self._protocol.state is State.OPEN:
@@ -105,9 +106,8 @@ async def open_wire(
     url: str,
     headers: Mapping[str, str],
     *,
-    on_open: Callable[[Wire], None],
     on_text: Callable[[bytes], None],
-    on_closed: Callable[[int], None],
+    on_closed: Callable[[int, str], None],
 ) -> Wire | None:
     """A socket on which the upgrade is asked for; None when there is none to be had."""
     parts = urlsplit(url)
@@ -115,7 +115,7 @@ async def open_wire(
     loop = asyncio.get_running_loop()
     try:
         _, wire = await loop.create_connection(
-            lambda: Wire(url, headers, on_open, on_text, on_closed),
+            lambda: Wire(url, headers, on_text, on_closed),
             parts.hostname or "",
             parts.port or (443 if is_secure else 80),
             ssl=True if is_secure else None,
