@@ -72,17 +72,32 @@ def test_no_more_than_the_limit_is_in_flight_per_group_and_partition() -> None:
     assert 4 == len(table.read(group="h").got)
 
 
-def test_a_waiting_retry_counts_as_in_flight_and_does_not_block_later_offsets() -> None:
+def test_a_waiting_retry_is_not_in_flight_and_does_not_block_later_offsets() -> None:
     table = Table(Limits(in_flight_max=2))
     table.create()
     for _ in range(4):
         table.produce(retry_policy=RetryPolicy(max_attempts=9, backoff_ms=10_000))
     reader = table.read(lease_ms=60_000)
-    table.nack(0)
-    table.tick()
-    assert [0, 1] == reader.offsets
-    table.ack(1)
-    assert [0, 1, 2] == reader.offsets
+    table.nack(0), table.nack(1)
+    assert [0, 1, 2, 3] == reader.offsets
+    shown = show_topic(table.state, "", "t")
+    assert not isinstance(shown, OncewireError)
+    assert (2, 2, 4) == (shown.groups[0].in_flight, shown.groups[0].retries, shown.groups[0].lag)
+
+
+def test_retries_that_come_due_wait_for_in_flight_room() -> None:
+    table = Table(Limits(in_flight_max=2))
+    table.create()
+    for _ in range(4):
+        table.produce(retry_policy=RetryPolicy(max_attempts=9, backoff_ms=10_000))
+    reader = table.read(lease_ms=60_000)
+    table.nack(0), table.nack(1)
+    table.tick(10_000)
+    assert [0, 1, 2, 3] == reader.offsets
+    table.ack(2)
+    assert [0, 1, 2, 3, 0] == reader.offsets
+    table.ack(3)
+    assert [0, 1, 2, 3, 0, 1] == reader.offsets
 
 
 def test_a_new_group_starts_at_the_oldest_kept_message() -> None:

@@ -30,7 +30,7 @@ from oncewire.broker.engine import BufferFull, Consume, Idempotency, Limits, Pro
 from oncewire.broker.image import capture
 from oncewire.broker.journal import replay_into
 from oncewire.broker.log.writer import Log
-from oncewire.broker.state import State, Subscriber
+from oncewire.broker.state import LEASED, State, Subscriber
 from tests.support.disk import SimDisk
 
 GROUPS = ("g", "h")
@@ -224,8 +224,9 @@ class Simulation:
         self._in_order(client, name, one)
         self.held[name] = (client.owner, one.partition)
         flights = self.state.topics["", topic].groups[group].progress[one.partition].flights
-        if len(flights) > LIMITS.in_flight_max:
-            self.problems.append(f"{len(flights)} are in flight in {topic}/{one.partition}")
+        leased = sum(flight.state == LEASED for flight in flights.values())
+        if leased > LIMITS.in_flight_max:
+            self.problems.append(f"{leased} are in flight in {topic}/{one.partition}")
         if one.envelope and one.envelope.dlq:
             self.buried |= {(one.envelope.dlq.original_topic, g, one.envelope.dlq.original_offset) for g in GROUPS}
             if topic in TOPICS:

@@ -1,8 +1,8 @@
 """Who gets which message: each delivery to one reader of the group, in turn, in offset order. Pure.
 
-What is due again comes before what was never delivered, so a partition's messages come in offset order. New ones stop
-at the in-flight limit, in which retries that wait are counted; they do not hold back those behind them. A message whose
-deadline has passed is buried instead of delivered.
+What is due again comes before what was never delivered, so a partition's messages come in offset order. Deliveries stop
+at the in-flight limit. A retry that waits is not in flight: it holds back nothing. A message whose deadline has passed
+is buried instead of delivered.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn:
 
 def _drain_ready(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
     """What is due again, the lowest offset first."""
-    partition, ready = progress.partition, progress.ready
-    while ready:
+    partition, ready, in_flight_max = progress.partition, progress.ready, state.limits.in_flight_max
+    while ready and progress.leased < in_flight_max:
         flight = progress.flights.get(heappop(ready))
         if flight is None or flight.state != READY or flight.is_settling:
             continue
@@ -105,7 +105,7 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
     """What was never given out, in offset order, up to the in-flight limit."""
     flights, ahead, partition = progress.flights, progress.ahead, progress.partition
     offsets, bodies = partition.offsets, partition.bodies
-    room, delivered, due_at_ms, due = state.limits.in_flight_max - len(flights), 0, -1, {}
+    room, delivered, due_at_ms, due = state.limits.in_flight_max - progress.leased, 0, -1, {}
     last: Subscriber | None = None
     deliveries: list[Delivery] = []
     tick = 0
@@ -123,7 +123,6 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
             if _is_expired(held, now_ms):
                 flight = flights[offset] = Flight(progress, offset)
                 progress.cursor = offset
-                room -= 1
                 _bury(state, flight, now_ms, turn)
                 continue
             policy = envelope.retry_policy
@@ -145,6 +144,7 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
             last, deliveries = reader, turn.of(reader)
         deliveries.append(_delivery(flight, held))
         delivered += 1
+    progress.leased += delivered
     state.counters["delivered"] += delivered
     return is_cut_short
 
@@ -162,6 +162,7 @@ def _bury(state: State, flight: Flight, now_ms: int, turn: Round) -> None:
 def _lease(flight: Flight, reader: Subscriber, held: Body | Document, now_ms: int) -> None:
     flight.attempts += 1
     flight.state = LEASED
+    flight.progress.leased += 1
     flight.owner = reader.owner
     flight.lease_ms = reader.lease_ms
     flight.due_at_ms = now_ms + reader.lease_ms
@@ -184,9 +185,6 @@ def _delivery(flight: Flight, held: Body | Document) -> Delivery:
 
 def has_work(state: State, progress: Progress) -> bool:
     """Whether there is something to deliver, whoever takes it."""
-    if progress.ready:
-        return True
-    offsets = progress.partition.offsets
-    return len(progress.flights) < state.limits.in_flight_max and progress.partition.after(progress.cursor) < len(
-        offsets
-    )
+    if progress.leased >= state.limits.in_flight_max:
+        return False
+    return bool(progress.ready) or progress.partition.after(progress.cursor) < len(progress.partition.offsets)

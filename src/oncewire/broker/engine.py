@@ -47,7 +47,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     subscriptions_max: int = 1_000
     """Per group, long polls included."""
     in_flight_max: int = 256
-    """Per topic, group and partition; retries that wait count."""
+    """Deliveries that are leased at a time, per topic, group and partition."""
     partition_messages_max: int = 100_000
     """Messages that some group still needs. As many settled ones are kept besides, for `settled_age_ms` at most."""
     partition_bytes_max: int = 64 << 20
@@ -103,13 +103,13 @@ class PartitionLag(Struct, frozen=True):
 
 
 class GroupShown(Struct, frozen=True):
-    """A group of a topic. `lag` counts the held messages that it has not settled."""
+    """A group of a topic. `lag` counts the held messages that it has not settled, `in_flight` those that are leased."""
 
     name: str
     lag: int
     in_flight: int
     retries: int
-    """Of those in flight, the ones that wait for their next attempt."""
+    """Messages that wait for their next attempt."""
     consumers: int
     is_lapsed: bool
     partitions: tuple[PartitionLag, ...]

@@ -78,7 +78,7 @@ class Flight(Struct, eq=False):
 class Progress:
     """Where a group stands in a partition."""
 
-    __slots__ = ("ahead", "cursor", "flights", "floor", "group", "partition", "ready")
+    __slots__ = ("ahead", "cursor", "flights", "floor", "group", "leased", "partition", "ready")
 
     def __init__(self, group: Group, partition: Partition) -> None:
         self.group = group
@@ -90,6 +90,8 @@ class Progress:
         self.cursor = self.floor
         """Messages up to here were given out at least once, or are ahead, or wait for a retry."""
         self.flights: dict[int, Flight] = {}
+        self.leased = 0
+        """Of the flights, those that a reader has now. A retry that waits is bounded by the buffer alone."""
         self.ready: list[int] = []
         """A heap of offsets that are due again."""
 
@@ -132,7 +134,16 @@ class Progress:
     def land(self, offsets: Iterable[int]) -> list[Flight]:
         """Those messages are not out any more."""
         flights = self.flights
-        return [flights.pop(offset) for offset in offsets if offset in flights]
+        landed = [flights.pop(offset) for offset in offsets if offset in flights]
+        for flight in landed:
+            self.release(flight)
+        return landed
+
+    def release(self, flight: Flight) -> None:
+        """No reader has it now: it was settled, or its lease ended."""
+        if flight.state == LEASED:
+            flight.state = READY
+            self.leased -= 1
 
     def trim(self, offset: int) -> list[Flight]:
         """The partition forgets everything up to the offset, whether this group had it or not; returns what was out."""
@@ -502,6 +513,9 @@ def _retried(state: State, record: Retried) -> None:
             return  # trimmed meanwhile
         flight = progress.flights[record.offset] = Flight(progress, record.offset)
     flight.is_settling = False
+    progress.release(flight)
+    if group.subscribers:
+        state.stir(group, record.partition)
     flight.attempts, flight.last_error, flight.due_at_ms = record.attempts, record.last_error, record.due_at_ms
     if record.due_at_ms <= record.at_ms:
         make_ready(state, flight)

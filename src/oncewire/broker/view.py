@@ -88,7 +88,7 @@ def _group(group: Group) -> GroupShown:
 
 
 def _lag(progress: Progress) -> PartitionLag:
-    return PartitionLag(progress.partition.number, progress.floor, progress.lag, len(progress.flights))
+    return PartitionLag(progress.partition.number, progress.floor, progress.lag, progress.leased)
 
 
 def topic_stats(state: State) -> tuple[TopicStats, ...]:

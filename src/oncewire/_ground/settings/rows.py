@@ -311,7 +311,7 @@ class Settings:
     broker_groups_max: int = number(100, "broker.groups_max", "Groups of a topic.", 1, 10**5)
     broker_subscriptions_max: int = number(1_000, "broker.subscriptions_max", "Streams and polls of a group.", 1, 10**6)
     broker_in_flight_max: int = number(
-        256, "broker.in_flight_max", "Unsettled deliveries of a group and partition.", 1, 10**6
+        256, "broker.in_flight_max", "Leased deliveries of a group and partition.", 1, 10**6
     )
     broker_partition_messages_max: int = number(
         100_000, "broker.partition_messages_max", "Unsettled messages of a partition.", 1, 10**9
