@@ -54,6 +54,21 @@ def test_what_nobody_has_room_for_waits_in_order(table: Table) -> None:
     assert ["0", "1", "2"] == reader.values
 
 
+class InRounds(Reader):
+    """Takes two at a time, and is never full."""
+
+    def room(self) -> int:
+        return 2
+
+
+def test_a_backlog_is_delivered_round_after_round(table: Table) -> None:
+    for number in range(7):
+        table.produce(str(number))
+    reader = InRounds()
+    table.join(reader)
+    assert list(range(7)) == reader.offsets
+
+
 def test_a_partition_is_delivered_in_offset_order(table: Table) -> None:
     for number in range(100):
         table.produce(str(number))

@@ -147,16 +147,20 @@ class Desk:
                 subscriber.sink.ended(NotFound(NO_TOPIC))
         while state.stirred:
             group, _ = state.stirred.popitem()
-            self._round(group, now_ms)
+            self._rounds(group, now_ms)
 
-    def _round(self, group: Group, now_ms: int) -> None:
-        for subscriber in group.subscribers:
-            subscriber.room = subscriber.sink.room()
-        turn = dispatch(self.state, group, now_ms)
-        self.propose(turn.records)
-        for subscriber, deliveries in turn.handed.items():
-            if subscriber.is_open:
-                subscriber.sink.deliver(deliveries)
+    def _rounds(self, group: Group, now_ms: int) -> None:
+        """A reader's room is for one round, so that a write has a bound: go on until nobody takes more."""
+        while group.busy:
+            for subscriber in group.subscribers:
+                subscriber.room = subscriber.sink.room()
+            turn = dispatch(self.state, group, now_ms)
+            self.propose(turn.records)
+            for subscriber, deliveries in turn.handed.items():
+                if subscriber.is_open:
+                    subscriber.sink.deliver(deliveries)
+            if not turn.handed:
+                return
 
 
 def _not_written(error: OncewireError) -> OncewireError:
