@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from oncewire._ground.contracts import blocks, ids, letters, subjects
 from oncewire._ground.contracts.blocks import Confirmed, Outcome
@@ -21,7 +22,11 @@ from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.rules import Content, Entry, Head, Ledger, Sending, Source
 from oncewire.pipeline import tables
 from oncewire.pipeline.decode import decode
+from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import SILVER_APP
+from oncewire.pipeline.lake.log import Lake as Tables
+from oncewire.pipeline.lake.rules import Written
+from oncewire.pipeline.lake.table import Table
 
 CREATED = "2026-11-01T00:00:00Z"
 CREATED_NS = parse_time_ns(CREATED)
@@ -44,6 +49,7 @@ class Lake:
     silver: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     quarantine: list[dict[str, Any]] = field(default_factory=list)
     topics: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[dict[str, Any]] = field(default_factory=list)
     now: datetime = BEGIN
 
     def add(self, stream: str, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> int:
@@ -82,43 +88,56 @@ class Lake:
         self.rows.remove(self.row(stream, sequence))
 
     def derive(self) -> None:
-        """What silver and quarantine say of the rows as they are now: each key once, the first copy wins."""
+        """What silver and quarantine say of the rows as they are now, with the balance: each key once, the first copy
+        wins."""
         rows = sorted(self.rows, key=lambda row: (row["stream"], row["sequence"]))
         found = decode(pa.Table.from_pylist(rows, tables.BRONZE.schema))
         self.quarantine = found.quarantine.to_pylist()
+        rows_in = Counter(found.refused)
         for name, part in found.parts.items():
             first = {row["key"]: row for row in reversed(part.to_pylist())}
             self.silver[name] = sorted(first.values(), key=lambda row: (row["stream"], row["sequence"]))
+            rows_in[name] += part.num_rows
+        self.batches = [
+            {
+                "first_version": 1, "last_version": len(self.reached), "family": name or None, "rows_in": count,
+                "rows_out": len(self.silver.get(name, ())), "quarantined": found.refused.get(name, 0),
+                "duplicates": count - len(self.silver.get(name, ())) - found.refused.get(name, 0),
+                "done_at": self.now,
+            }
+            for name, count in sorted(rows_in.items())
+        ]  # fmt: skip
 
     def silver_row(self, name: str, stream: str, sequence: int) -> dict[str, Any]:
         [found] = [row for row in self.silver[name] if (row["stream"], row["sequence"]) == (stream, sequence)]
         return found
 
     def write(self) -> Path:
-        """All tables, bronze with one file per stream."""
+        """All tables, as the pipeline writes them; bronze with one file and one version per stream."""
         if not self.silver:
             self.derive()
-        path = tables.table_path(self.path, "bronze")
-        for number, (stream, last) in enumerate(sorted(self.reached.items())):
-            mark = Transaction(tables.app_id((stream, CREATED_NS, 0)), last)
-            write_deltalake(
-                path,
-                pa.Table.from_pylist([row for row in self.rows if row["stream"] == stream], tables.BRONZE.schema),
-                mode="append" if number else "overwrite",
-                commit_properties=CommitProperties(app_transactions=[mark]),
-            )
-        has = Transaction(SILVER_APP, DeltaTable(path).version())
-        derived = {tables.GAPS: self.gaps, tables.QUARANTINE: self.quarantine, tables.BATCHES: []}
+        lake = Tables(self.path)
+        derived = {tables.GAPS: self.gaps, tables.QUARANTINE: self.quarantine}
         derived |= {tables.TOPICS: self.topics} if self.topics else {}
         derived |= {tables.SILVER[name]: rows for name, rows in self.silver.items()}
+        derived |= {tables.BATCHES: self.batches}
+        for table in (tables.BRONZE, *derived):
+            shutil.rmtree(lake.root(table), ignore_errors=True)
+        for stream, last in sorted(self.reached.items()):
+            lifetime = (stream, CREATED_NS, 0)
+            rows = [row for row in self.rows if row["stream"] == stream]
+            written = file_of(lake, tables.BRONZE, f"{tables.app_id(lifetime)}-{last}", rows)
+            lake.commit(lake.open(tables.BRONZE), tables.BRONZE, written, tables.app_id(lifetime), last)
+        has = lake.open(tables.BRONZE).version()
         for table, rows in derived.items():
-            write_deltalake(
-                tables.table_path(self.path, table.name),
-                pa.Table.from_pylist(rows, table.schema),
-                mode="overwrite",
-                commit_properties=CommitProperties(app_transactions=[has]),
-            )
+            lake.commit(lake.open(table), table, file_of(lake, table, "all", rows), SILVER_APP, has)
         return self.path
+
+
+def file_of(lake: Tables, table: Table, prefix: str, rows: list[dict[str, Any]]) -> list[Written]:
+    """Rows as one file of a table."""
+    found = pa.Table.from_pylist(rows, table.schema)
+    return list(files.write_files(lake.root(table), table, prefix, found, is_partitioned=False))
 
 
 class FakeAgent:
