@@ -133,6 +133,21 @@ class Lake:
             lake.commit(lake.open(table), table, file_of(lake, table, "all", rows), SILVER_APP, has)
         return self.path
 
+    def go_on(self, stream: str) -> None:
+        """What the pipeline does when another stream moves on: it lands a message, and silver takes it in."""
+        lake, lifetime = Tables(self.path), (stream, CREATED_NS, 0)
+        last = self.add(stream, f"unnamed.{stream}", b"more")
+        written = file_of(lake, tables.BRONZE, f"{tables.app_id(lifetime)}-{last}", [self.row(stream, last)])
+        lake.commit(lake.open(tables.BRONZE), tables.BRONZE, written, tables.app_id(lifetime), last)
+        has = lake.open(tables.BRONZE).version()
+        refused = decode(pa.Table.from_pylist([self.row(stream, last)], tables.BRONZE.schema)).quarantine.to_pylist()
+        written = file_of(lake, tables.QUARANTINE, f"{has}", refused)
+        lake.commit(lake.open(tables.QUARANTINE), tables.QUARANTINE, written, SILVER_APP, has)
+        balance = {"first_version": has, "last_version": has, "rows_in": 1, "rows_out": 0, "duplicates": 0}
+        balance |= {"family": None, "quarantined": 1, "done_at": self.now}
+        written = file_of(lake, tables.BATCHES, f"{has}", [balance])
+        lake.commit(lake.open(tables.BATCHES), tables.BATCHES, written, SILVER_APP, has)
+
 
 def file_of(lake: Tables, table: Table, prefix: str, rows: list[dict[str, Any]]) -> list[Written]:
     """Rows as one file of a table."""

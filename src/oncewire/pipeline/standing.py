@@ -20,7 +20,7 @@ from oncewire.pipeline.lake import hold
 from oncewire.pipeline.lake.log import SILVER_APP, Lake
 from oncewire.pipeline.reading import Streams
 from oncewire.pipeline.rules import Facts
-from oncewire.pipeline.tables import BATCHES, BRONZE, TABLES, Lifetime, app_id, high_water
+from oncewire.pipeline.tables import BATCHES, BRONZE, TABLES, Lifetime, high_water
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,6 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
     told: dict[str, Any] = hold.read_state(lake.beside).get("streams", {})
     found = []
     facts = _facts(server, names)
-    bronze = lake.open(BRONZE) if lake.exists(BRONZE) else None
     for name in names:
         state = told.get(name, {})
         at = far[name][1] if name in far else 0
@@ -77,9 +76,6 @@ def streams(lake: Lake, names: list[str], server: Streams) -> list[StreamStands]
             checkpoints.check(lake.beside, name, at or None)
         except Corrupt as lost:
             state, error, hint = {"state": "stopped"}, lost.message, lost.hint
-        one = facts.get(name)
-        if not at and bronze is not None and one is not None:  # it was read, and nothing was there any more
-            at = bronze.transaction_version(app_id((name, parse_time_ns(one.created), 0))) or 0
         found.append(StreamStands(name, at, _last(facts, name), state.get("state", "waiting"), error, hint))
     return found
 

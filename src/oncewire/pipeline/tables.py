@@ -38,6 +38,7 @@ import pyarrow as pa
 from oncewire._ground.contracts.catalog import Family
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline.gold.tables import GOLD
+from oncewire.pipeline.lake.history import transactions
 from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table
 
@@ -433,14 +434,19 @@ def app_id(lifetime: Lifetime) -> str:
     return f"{stream}@{created_ns}+{incarnation}"
 
 
+def lifetime_of(app: str) -> Lifetime | None:
+    """The lifetime that a transaction id of bronze names; None for an id that names none."""
+    stream, at, rest = app.rpartition("@")
+    created_ns, plus, incarnation = rest.partition("+")
+    if not (at and plus and created_ns.isdigit() and incarnation.isdigit()):
+        return None
+    return stream, int(created_ns), int(incarnation)
+
+
 def high_water(bronze: DeltaTable) -> dict[Lifetime, int]:
     """Up to which sequence this version of bronze has everything that was there: what an audit cuts at.
 
-    Every file of bronze is of one lifetime, so the files' own statistics name them all.
+    By the transaction ids of its log, never by its files: a stream whose files are gone was read nevertheless.
     """
-    files = pa.table(bronze.get_add_actions(flatten=True))
-    if not files.num_rows:
-        return {}
-    places = files.select([f"min.{name}" for name in _PLACE[:3]])
-    lifetimes = set(zip(*(column.to_pylist() for column in places.columns), strict=True))
-    return {one: bronze.transaction_version(app_id(one)) or 0 for one in sorted(lifetimes)}
+    known = {lifetime_of(app): last for app, last in transactions(bronze).items()}
+    return dict(sorted((at, last) for at, last in known.items() if at is not None))

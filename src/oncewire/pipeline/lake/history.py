@@ -1,0 +1,79 @@
+"""What the log of a table says about the table itself: the transaction ids that it knows, and what each version did.
+
+delta-rs answers for an id that it is given, and lists none. So the log is read here as Delta's protocol describes it: a
+JSON entry per version, and now and then a checkpoint, a Parquet file that stands for all entries up to its version.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from oncewire._ground.errors import Corrupt
+from oncewire.pipeline.lake.folder import LOG
+from oncewire.pipeline.lake.place import Place, place_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+LAST_CHECKPOINT: Final = "_last_checkpoint"
+_CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
+
+
+def transactions(table: DeltaTable) -> dict[str, int]:
+    """Every transaction id of an opened table, with its version."""
+    log = place_of(table.table_uri) / LOG
+    checkpoint, found = _checkpointed(log, table.version())
+    for number in range(checkpoint + 1, table.version() + 1):
+        for action in actions(log, number):
+            if "txn" in action:
+                found[action["txn"]["appId"]] = action["txn"]["version"]
+    return found
+
+
+def actions(log: Place, number: int) -> Iterator[dict[str, Any]]:
+    """What one version did. Corrupt when its entry is missing."""
+    entry = log / f"{number:020d}.json"
+    try:
+        lines = entry.read().splitlines()
+    except FileNotFoundError:
+        raise Corrupt(
+            f"version {number} is missing from the log of a table: {entry}",
+            hint="Restore the lake from a backup, or read the streams into a new one (`--lake DIR`).",
+        ) from None
+    for line in lines:
+        yield json.loads(line)
+
+
+def _checkpointed(log: Place, version: int) -> tuple[int, dict[str, int]]:
+    """The newest checkpoint up to this version with its transaction ids; -1 and none without one."""
+    parts = _parts(log, version)
+    found: dict[str, int] = {}
+    for name in parts:
+        with (log / name).parquet() as file:
+            rows = file.read(columns=["txn"])["txn"].to_pylist() if "txn" in file.schema_arrow.names else []
+        found |= {row["appId"]: row["version"] for row in rows if row is not None and row["appId"] is not None}
+    return (int(parts[0][:20]) if parts else -1), found
+
+
+def _parts(log: Place, version: int) -> list[str]:
+    """The files of that checkpoint. The log names its newest one, so that nobody need list thousands of entries."""
+    try:
+        newest = json.loads((log / LAST_CHECKPOINT).read())
+    except FileNotFoundError:
+        newest = {}
+    name = f"{newest.get('version', -1):020d}.checkpoint.parquet"
+    if 0 <= newest.get("version", -1) <= version and not newest.get("parts") and not log.gone([name]):
+        return [name]
+    found = [match for one in names(log) if (match := _CHECKPOINT.fullmatch(one)) and int(match[1]) <= version]
+    last = max((match[1] for match in found), default="")
+    return sorted(match[0] for match in found if match[1] == last)
+
+
+def names(log: Place) -> list[str]:
+    """The files of a log."""
+    from pyarrow.fs import FileSelector
+
+    return [info.base_name for info in log.filesystem().get_file_info(FileSelector("", allow_not_found=True))]
