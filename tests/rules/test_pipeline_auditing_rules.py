@@ -22,6 +22,7 @@ from oncewire.pipeline.auditing.rules import (
     InSilver,
     Link,
     Part,
+    Quarantined,
     Reader,
     Result,
     Rows,
@@ -102,7 +103,12 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
 def in_silver(*found: tuple[int, bytes, bytes | None]) -> InSilver:
     """Rows of silver: sequence, key and digest of each."""
     sequences, keys, digests = zip(*found, strict=True) if found else ((), (), ())
-    return InSilver(pa.array(sequences, pa.int64()), binary(keys), binary(digests))
+    families = pa.array(["runtime"] * len(found), pa.string())
+    return InSilver(pa.array(sequences, pa.int64()), binary(keys), binary(digests), families)
+
+
+def in_quarantine(*sequences: int) -> Quarantined:
+    return Quarantined(pa.array(sequences, pa.int64()), pa.array(["runtime"] * len(sequences), pa.string()))
 
 
 def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> Rows:
@@ -116,6 +122,7 @@ def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> 
         binary([hashed(one) for one in sequences]),
         pa.nulls(count, pa.binary()),
         binary([blocks.position_element("S", one, b"%d" % one) for one in sequences]),
+        pa.array(["runtime"] * count, pa.string()),
     )
     return plain._replace(**columns)
 
@@ -130,7 +137,9 @@ def checked(
     **facts: Any,
 ) -> list[Result]:
     low = number * BUCKET
-    known = Facts([(low + 1, up_to)] if up_to else [], [], list(claims), [], in_silver(), [])._replace(**facts)
+    known = Facts([(low + 1, up_to)] if up_to else [], [], list(claims), [], in_silver(), in_quarantine())._replace(
+        **facts
+    )
     return list(Bucket(PLACE, number, found, known, readers).check())
 
 
@@ -235,7 +244,7 @@ def test_silver_says_what_bronze_says() -> None:
         (6, keys[1], hashed(6)),
         (7, keys[1], None),
     )
-    found = checked(some, up_to=7, silver=silver, quarantined=[3], gaps=[(5, 5)])
+    found = checked(some, up_to=7, silver=silver, quarantined=in_quarantine(3), gaps=[(5, 5)])
     assert [("differs", 2, 2), ("differs", 6, 6), ("without_message", 5, 5)] == errors(found)
     assert [(4, keys[3])] == [(one.first, one.position) for one in found if one.what == "absent"]
 

@@ -80,10 +80,10 @@ class Ran:
 def once(spark: SparkSession, lake: Path | str, server: NatsServer, *names: str, **options: Any) -> Ran:
     """One pass, as `oncewire pipeline run --once` makes it."""
     made = {name: options.pop(name) for name in ("partition_by", "checkpoints") if name in options}
-    keeping = options.pop("keeping", Keeping())
+    keeping, gold = options.pop("keeping", Keeping()), options.pop("gold", None)
     told: list[Any] = []
     reads = Reads({"url": server.url}, **options)
-    pipeline = Pipeline(spark, Lake(lake, **made), names, reads, keeping=keeping, tell=told.append)
+    pipeline = Pipeline(spark, Lake(lake, **made), names, reads, keeping=keeping, gold=gold, tell=told.append)
     pipeline.once(threading.Event())
     return Ran(pipeline, told)
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import pytest
 from deltalake import DeltaTable
 
-from oncewire.pipeline.auditing.run import audit
-from tests.support.lakes import EVENTS, FakeAgent, Lake
+from oncewire._ground.contracts import blocks
+from oncewire.pipeline.auditing.run import audit, keep_verdict
+from oncewire.pipeline.gold.refresh import Gold
+from oncewire.pipeline.lake.log import Lake as Tables
+from tests.spark.lakes import chat, event, once, streams
+from tests.spark.support import publish
+from tests.support.lakes import CREATED, EVENTS, LEDGER, FakeAgent, Lake
+from tests.support.nats import NatsServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,3 +42,60 @@ def test_a_whole_stream_that_was_deleted_from_bronze_is_missed(spark: SparkSessi
     assert (EVENTS, 20) in {(stop.stream, stop.sequence) for stop in verdict.cut}
     missing = [one for one in verdict.findings if (one.check, one.problem) == ("sequences", "missing")]
     assert [(EVENTS, 1, 20)] == [(one.stream, one.first, one.last) for one in missing]
+
+
+def test_a_row_that_is_deleted_behind_the_cut_is_missed_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    """The verdict is about the tables that people query now, whether or not the pipeline runs again."""
+    worked(tmp_path)
+    good = audit(spark, tmp_path)
+    assert ([], True) == (good.findings, good.is_good)
+    keep_verdict(tmp_path, good)
+    DeltaTable(str(tmp_path / "bronze")).delete(f"stream = '{EVENTS}' and sequence = 3")
+    verdict = audit(spark, tmp_path)
+    assert not verdict.is_good
+    assert {
+        ("tables", "changed_outside", "bronze", "", 0),
+        ("sequences", "missing", "", EVENTS, 3),
+        ("balance", "rows_in", "", "", 0),
+        ("silver", "without_message", "", EVENTS, 3),
+        ("outcomes", "not_in_bronze", "", EVENTS, 3),
+    } == {(one.check, one.problem, one.table, one.stream, one.first) for one in verdict.findings}
+
+
+def test_chains_that_an_audit_has_seen_must_be_there(spark: SparkSession, tmp_path: Path) -> None:
+    """Two agents work. Later one has no block any more, and the other has another last one."""
+    lake = Lake(tmp_path / "first")
+    agents = [FakeAgent(lake, name) for name in ("gone", "forged")]
+    for agent in agents:
+        agent.settle(agent.orders(2), effects=1)
+        agent.close()
+    lake.write()
+    known = audit(spark, lake.path).known
+    assert ["default/demo/forged@forged-ledger", "default/demo/gone@gone-ledger"] == [one.chain for one in known.chains]
+    again = Lake(tmp_path / "again", rows=[row for row in lake.rows if row["sequence"] > 0], reached=lake.reached)
+    for sequence in agents[0].announced:
+        again.gap(LEDGER, sequence, sequence)
+    last = again.row(LEDGER, agents[1].announced[-1])
+    told = blocks.read_announcement(last["payload"])
+    last["payload"] = blocks.write_announcement(msgspec.structs.replace(told, settled=[(EVENTS, CREATED, 2)]))
+    verdict = audit(spark, again.write(), earlier=[known])
+    assert [("another", agents[1].chain, 2), ("missing", agents[0].chain, 2)] == [
+        (one.problem, one.chain, one.block) for one in verdict.findings if one.check == "known"
+    ]
+    assert known.chains == verdict.known.chains, "what is missing stays known"
+
+
+@pytest.mark.faults
+def test_a_pipeline_and_its_housekeeping_raise_no_alarm(
+    spark: SparkSession, server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oncewire.pipeline.lake.keep.FILES_MIN", 2)
+    streams(server, EVENTS=["evt.>"], CHAT=["chat.>"])
+    for number in range(3):
+        publish(server, [event(number * 10 + at) for at in range(12)] + [chat(number)])
+        ran = once(spark, tmp_path, server, "EVENTS", "CHAT", gold=Gold(spark, Tables(tmp_path)))
+        assert [] == ran.errors
+        verdict = audit(spark, tmp_path)
+        assert ([], []) == (verdict.findings, verdict.notes)
+        keep_verdict(tmp_path, verdict)
+    assert 4 == verdict.counted("silver", "copies")

@@ -7,7 +7,7 @@ of narrow rows, by buckets of 65,536 sequences; payloads stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,19 @@ def header_value(name: str) -> str:
     return f"get(headers.value, cast(array_position(headers.key, '{name}') - 1 as int))"
 
 
+def below(frame: DataFrame, cut: Cut, newest: Cut) -> DataFrame:
+    """Rows without those that came since the cut: what lies above it, and not above what bronze has now, waits. What
+    lies above both stays, and is wrong."""
+    from pyspark.sql import functions as sf
+
+    if cut == newest:
+        return frame
+    rows = [(*lifetime, cut.get(lifetime, 0), last) for lifetime, last in newest.items()]
+    known = frame.sparkSession.createDataFrame(rows, "stream string, created_ns long, incarnation int, r long, n long")
+    waits = sf.expr("coalesce(sequence > r and sequence <= n, false)")
+    return frame.join(sf.broadcast(known), list(PLACE), "left").where(~waits).select(*frame.columns)
+
+
 # ---- blocks and chains
 
 
@@ -104,10 +117,13 @@ class Chains:
     readers: dict[Lifetime, list[Reader]]
     copies: list[int]
     """Sequences of LEDGER where a block stands once more."""
+    hashes: dict[tuple[str, int], str]
+    """Of the block at the end of each chain, and of those that were asked for."""
 
 
-def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut) -> Chains:
-    """Blocks chain without a hole: each names the hash of the one before."""
+def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut, asked: Collection[tuple[str, int]] = ()) -> Chains:
+    """Blocks chain without a hole: each names the hash of the one before. `asked` are blocks by chain and number whose
+    hashes somebody wants to know."""
     from pyspark.sql import functions as sf
 
     reached = newest(cut)
@@ -144,7 +160,18 @@ def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut) -> Chains:
     readers = _readers(read, ends, told_of["in_gap"] + told_of["begins_later"])
     copies = [row.first for row in told_of["republished"]]
     horizons = {chain: row.horizon or 0 for chain, row in heads.items()}
-    return Chains(union([wrong, links]), ends, horizons, readers, copies)
+    hashes = _hashes(read, {*ends.items(), *asked})
+    return Chains(union([wrong, links]), ends, horizons, readers, copies, hashes)
+
+
+def _hashes(read: DataFrame, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], str]:
+    from pyspark.sql import functions as sf
+
+    named = read.sparkSession.createDataFrame(sorted(wanted) or [("", 0)], "chain string, number long")
+    found = (
+        read.join(sf.broadcast(named), ["chain", "number"]).groupBy("chain", "number").agg(sf.min("hash").alias("h"))
+    )
+    return {(row.chain, row.number): bytes(row.h).hex() for row in found.collect()}
 
 
 def _text(value: str) -> str:
@@ -242,8 +269,8 @@ def audit_positions(
             _expected(bronze.sparkSession, cut),
             _in_buckets(gaps.selectExpr(*PLACE, "'gap' as kind", "first", "last")),
             _in_buckets(claims(once)),
-            *([_points(silver, "silver", key="key", digest="digest")] if silver is not None else []),
-            *([_points(quarantine, "quarantine")] if quarantine is not None else []),
+            *([_points(silver, "silver", key="key", digest="digest", family="family")] if silver is not None else []),
+            *([_points(quarantine, "quarantine", family="family")] if quarantine is not None else []),
         ]
     )
     by = [*PLACE, "bucket"]

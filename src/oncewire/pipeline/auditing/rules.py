@@ -12,11 +12,13 @@ Both need memory for what is in hand alone: a block and the one before it, or on
 
 A result is an *error* (something is wrong, and named), a *note* (worth knowing, nothing is wrong), a *count*, or a part
 that a later step puts together: *sum* (what positions add to a block), *link* (what a block adds to its chain),
-*absent* (a message that has no row of its own in silver: a copy of its identity must).
+*absent* (a message that has no row of its own in silver: a copy of its identity must), *balance* (rows of a family in
+a bucket, for the balance of silver's batches).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -214,6 +216,8 @@ class Rows(NamedTuple):
     digest: pa.Array
     key: pa.Array
     position: pa.Array
+    family: pa.Array
+    """Of silver; '' where no contract names the subject."""
 
 
 class InSilver(NamedTuple):
@@ -222,6 +226,14 @@ class InSilver(NamedTuple):
     sequence: pa.Array
     key: pa.Array
     digest: pa.Array
+    family: pa.Array
+
+
+class Quarantined(NamedTuple):
+    """Rows of quarantine in one bucket, as Arrow's columns."""
+
+    sequence: pa.Array
+    family: pa.Array
 
 
 class Claim(NamedTuple):
@@ -243,7 +255,7 @@ class Facts(NamedTuple):
     listed: list[Claim]
     """Claims on a work queue, whose messages nobody else can read."""
     silver: InSilver
-    quarantined: list[int]
+    quarantined: Quarantined
 
 
 def bucket_of(sequence: int) -> int:
@@ -271,6 +283,7 @@ class Bucket:
     def check(self) -> Iterator[Result]:
         yield from self._sequences()
         yield from self._in_silver()
+        yield from self._balance()
         for reader in self._readers:
             yield from self._outcomes(
                 reader, [one for one in self._facts.claims if agent_of(one.chain) == reader.agent]
@@ -337,10 +350,7 @@ class Bucket:
         strays = np.zeros(BUCKET, bool)
         strays[stands] = True
         yield from self._errors(
-            strays & self._expected & ~self._present,
-            "silver",
-            "without_message",
-            lambda _: {"detail": "bronze has no such message"},
+            strays & ~self._present, "silver", "without_message", lambda _: {"detail": "bronze has no such message"}
         )
         if len(both):
             yield Result("count", "silver", "rows", *self._place, amount=len(both))
@@ -355,7 +365,7 @@ class Bucket:
     def _absent(self, row: Any) -> Iterator[Result]:
         """Messages without a row of their own: copies, if all is well."""
         quarantined = np.zeros(BUCKET, bool)
-        quarantined[np.array(self._facts.quarantined, np.int64) - self._low] = True
+        quarantined[self._facts.quarantined.sequence.to_numpy() - self._low] = True
         missing = pa.array(row[~quarantined[self._at[row]]])
         rows = self._rows
         columns = (rows.sequence, rows.msg_id, rows.key)
@@ -368,6 +378,17 @@ class Bucket:
             "id": self._rows.msg_id[row].as_py() or "",
             "detail": "silver says something else than the bytes in bronze",
         }
+
+    def _balance(self) -> Iterator[Result]:
+        """How many rows of each family stand where, for the balance of all batches."""
+        found = {
+            "rows_in": self._rows.family,
+            "rows_out": self._facts.silver.family,
+            "quarantined": self._facts.quarantined.family,
+        }
+        for problem, families in found.items():
+            for family, count in Counter(families.to_pylist()).items():
+                yield Result("balance", family or "", problem, amount=count)
 
     # ---- outcomes and sums
 
@@ -546,3 +567,21 @@ def _compare_state(
         yield Result("error", "state", "differs", chain=chain, block=number, detail=text, position=links[0].position)
     else:
         yield Result("count", "state", "blocks", chain=chain, block=number, amount=1, state=given)
+
+
+# ---- balance
+
+Balances = Mapping[tuple[str, str], int]
+"""Rows by family and by what became of them: rows_in, rows_out, quarantined."""
+
+
+def compare_balance(told: Balances, found: Balances) -> Iterator[Result]:
+    """What silver's batches say they took in and put out, against what the tables hold below the cut."""
+    for family, name in sorted({*told, *found}):
+        wanted, there = told.get((family, name), 0), found.get((family, name), 0)
+        if wanted != there:
+            table = {"rows_in": "bronze", "rows_out": f"silver/{family}", "quarantined": "quarantine"}[name]
+            text = f"silver's batches name {wanted:,} rows of {family or 'no family'}, and {table} holds {there:,}"
+            yield Result("error", "balance", name, detail=text, amount=abs(wanted - there))
+        else:
+            yield Result("count", "balance", name, chain=family, amount=there)

@@ -1,12 +1,14 @@
-"""An audit from beginning to end: choose the cut, run the checks, put the verdict together, keep it.
+"""An audit from beginning to end: open the tables, choose the cut, run the checks, put the verdict together, keep it.
 
-The cut is the version of bronze that silver has taken in, so that every table speaks of the same messages. All of it
-can be run again for the same versions and says the same.
+The cut is what silver has taken in of bronze, so that every table speaks of the same messages. What is checked are the
+tables as they are now, without what came since the cut. All of it can be run again on the same versions and says the
+same.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,13 +17,24 @@ from typing import TYPE_CHECKING, Any, Final
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
-from oncewire.pipeline.auditing import frames, settlements
-from oncewire.pipeline.auditing.rules import Lifetime
-from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Stop, Verdict, read_verdict, write_verdict
+from oncewire.pipeline.auditing import frames, known, rules, settlements
+from oncewire.pipeline.auditing.opened import Opened, Told, look_back, open_lake
+from oncewire.pipeline.auditing.verdict import (
+    Chain,
+    Count,
+    Finding,
+    Head,
+    Known,
+    Stop,
+    Verdict,
+    read_verdict,
+    write_verdict,
+)
 from oncewire.pipeline.families import Families
 from oncewire.pipeline.gold.tables import AUDITS
-from oncewire.pipeline.lake.log import SILVER_APP, translated
-from oncewire.pipeline.lake.place import Place, place_of
+from oncewire.pipeline.lake import files
+from oncewire.pipeline.lake.log import Lake
+from oncewire.pipeline.lake.place import Place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +43,8 @@ FINDINGS_MAX: Final = 200
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
 _NARROW: Final = (*frames.PLACE, "sequence", "key", "digest", "msg_id")
-_DERIVED: Final = (tables.GAPS, tables.QUARANTINE, tables.TOPICS, *tables.SILVER.values())
+_BELOW: Final = ("bronze", "quarantine", *(table.name for table in tables.SILVER.values()))
+_READ: Final = (*_BELOW, "gaps", "topics")
 
 
 def audit(
@@ -40,55 +54,94 @@ def audit(
     families: Families = (),
     group_idle_ms: int = settlements.IDLE_MS,
     findings_max: int = FINDINGS_MAX,
+    earlier: Sequence[Known] = (),
+    accepted: Collection[str] = (),
 ) -> Verdict:
-    """All checks at one cut of the lake. Reads the lake only; the verdict is kept by `keep_verdict`."""
+    """All checks at one cut of the lake. Reads the lake only; the verdict is kept by `keep_verdict`.
+
+    It is compared with the last verdict that the lake keeps, and with `earlier`, what is known of it elsewhere.
+    `accepted` names versions of tables that were not the pipeline's, as `table@version`: a person has looked at them.
+    """
     started = time.monotonic()
     at_ms = time.time_ns() // 1_000_000
-    now = tables.open_table(lake, "bronze")
-    versions = _versions(lake, now.version())
-    then = tables.open_table(lake, "bronze", versions["bronze"])
-    cut, newest = tables.high_water(then), tables.high_water(now)
-    found = {name: tables.read_table(spark, lake, name, at, _columns(name)) for name, at in versions.items()}
+    records = [*(one.known for one in last_verdicts(lake)), *earlier]
+    opened = open_lake(lake)
+    told = look_back(opened, records, accepted)
     with ExitStack() as stack:
-        chains, results = _results(stack, found, cut, families, group_idle_ms)
-        counts = _counts(results)
-        errors = sum(row.rows for row in counts if row.what == "error")
-        findings = _findings(results, "error", findings_max) if errors else []
-        notes = _findings(results, "note", NOTES_MAX) if any(row.what == "note" for row in counts) else []
+        found = {name: _read(spark, opened, name) for name in _READ if name in opened.handles}
+        asked = {(head.chain, head.number) for one in records for head in one.chains}
+        chains, results = _results(stack, found, opened, asked, families, group_idle_ms)
+        rows = _counts(results)
+        errors = sum(row.rows for row in rows if row.what == "error")
+        listed = _findings(results, "error", findings_max) if errors else []
+        notes = _findings(results, "note", NOTES_MAX) if any(row.what == "note" for row in rows) else []
+    chained = [finding for one in records for finding in known.broken_off(one, chains.ends, chains.hashes)]
+    balance = _balance(opened, rows)
+    first = [*told.findings, *dict.fromkeys(chained), *(one for one in balance if isinstance(one, Finding))]
     return Verdict(
-        is_good=errors == 0,
+        is_good=not (errors or first),
         at_ms=at_ms,
         took_s=round(time.monotonic() - started, 3),
-        cut=[Stop(*place, at, newest.get(place, at) - at) for place, at in sorted(cut.items())],
-        versions=versions,
+        cut=[Stop(*place, at, opened.newest[place] - at) for place, at in sorted(opened.cut.items())],
+        versions=opened.versions,
         chains=[Chain(name, end, chains.horizons[name]) for name, end in sorted(chains.ends.items())],
-        counts=[
-            Count(row.check, row.problem, row.chain or row.stream, row.total, row.first or 0, row.last or 0)
-            for row in counts
-            if row.what == "count"
-        ],
-        errors=errors,
-        findings=findings,
-        notes=notes,
+        counts=[*_shown(rows), *(one for one in balance if isinstance(one, Count))],
+        errors=errors + len(first),
+        findings=[*first, *listed][:findings_max],
+        notes=[*told.notes, *notes],
+        known=_remembered(opened, told, chains, records, at_ms, first),
     )
 
 
-def _columns(name: str) -> tuple[str, ...] | None:
-    """Of silver the narrow ones are compared."""
-    return _NARROW if name.startswith("silver/") else None
+def _read(spark: SparkSession, opened: Opened, name: str) -> DataFrame:
+    """A table as it is now, without what came since the cut; of silver the columns that are compared."""
+    columns = _NARROW if name.startswith("silver/") else None
+    frame = tables.read_files(spark, opened.place, name, opened.handles[name], columns)
+    return frames.below(frame, opened.cut, opened.newest) if name in _BELOW else frame
 
 
-def _versions(lake: str | Path | Place, bronze: int) -> dict[str, int]:
-    """Versions that belong together: bronze as far as silver has taken it in. The tables that are derived from it may
-    be a batch ahead, which says nothing about what lies below."""
-    batches = _open(lake, tables.BATCHES.name)
-    if batches is None:
-        return {"bronze": bronze}
-    found = {table.name: _open(lake, table.name) for table in _DERIVED}
-    has = batches.transaction_version(SILVER_APP)
-    return {"bronze": bronze if has is None else min(bronze, has)} | {
-        name: table.version() for name, table in found.items() if table is not None
-    }
+def _remembered(
+    opened: Opened, told: Told, chains: frames.Chains, records: Sequence[Known], at_ms: int, findings: Sequence[Finding]
+) -> Known:
+    """What the next audit must find."""
+    now = Known(
+        at_ms,
+        [Stop(*place, at) for place, at in sorted(opened.cut.items())],
+        [Head(name, end, chains.hashes.get((name, end), "")) for name, end in sorted(chains.ends.items())],
+        told.logs,
+        told.outside,
+    )
+    broken = {one.chain or one.table for one in findings if one.check in ("known", "tables")}
+    return known.remembered(records, now, broken)
+
+
+def _balance(opened: Opened, rows: Sequence[Any]) -> list[Finding | Count]:
+    """What silver's batches say, against what was counted."""
+    if "batches" not in opened.handles:
+        return []
+    counted = {(row.check, row.problem): row.total for row in rows if row.what == "balance"}
+    names = ("rows_in", "rows_out", "quarantined")
+    batches = tables.dataset(opened.handles["batches"]).to_table(columns=["family", *names])
+    summed: dict[tuple[str, str], int] = {}
+    for batch in batches.to_pylist():
+        for name in names:
+            key = batch["family"] or "", name
+            summed[key] = summed.get(key, 0) + batch[name]
+    found: list[Finding | Count] = []
+    for one in rules.compare_balance(summed, counted):
+        if one.what == "error":
+            found.append(Finding(one.check, one.problem, detail=one.detail, count=one.amount))
+        else:
+            found.append(Count(one.check, one.problem, one.chain, one.amount))
+    return found
+
+
+def _shown(rows: Sequence[Any]) -> list[Count]:
+    return [
+        Count(row.check, row.problem, row.chain or row.stream, row.total, row.first or 0, row.last or 0)
+        for row in rows
+        if row.what == "count"
+    ]
 
 
 def _open(lake: str | Path | Place, name: str) -> Any:
@@ -99,7 +152,12 @@ def _open(lake: str | Path | Place, name: str) -> Any:
 
 
 def _results(
-    stack: ExitStack, found: dict[str, DataFrame], cut: dict[Lifetime, int], families: Families, group_idle_ms: int
+    stack: ExitStack,
+    found: dict[str, DataFrame],
+    opened: Opened,
+    asked: Collection[tuple[str, int]],
+    families: Families,
+    group_idle_ms: int,
 ) -> tuple[frames.Chains, DataFrame]:
     """Every check; what several of them read is computed once and given back at the end."""
 
@@ -108,14 +166,14 @@ def _results(
         stack.callback(frame.unpersist)
         return frame
 
-    bronze = found["bronze"]
+    bronze, cut = found["bronze"], opened.cut
     spark = bronze.sparkSession
     gaps = found.get("gaps")
     if gaps is None:
         gaps = spark.createDataFrame([], "stream string, created_ns long, incarnation int, first long, last long")
     silver = _silver(found)
     blocks = kept(frames.blocks(bronze))
-    chains = frames.audit_chains(blocks, gaps, cut)
+    chains = frames.audit_chains(blocks, gaps, cut, asked)
     stack.callback(chains.results.unpersist)
     once = frames.distinct_blocks(blocks, chains)
     positions = kept(frames.audit_positions(bronze, once, gaps, chains, cut, silver, found.get("quarantine"), families))
@@ -128,12 +186,13 @@ def _results(
     ]
     if silver is not None:
         results.append(frames.audit_silver(positions, silver))
-    if any(stream.startswith(STREAM_PREFIXES) for stream, _, _ in cut):
+    if any(stream.startswith(STREAM_PREFIXES) for stream, _, _ in cut) and "topics" in found:
         messages, records = kept(settlements.messages_of(bronze)), kept(settlements.records_of(bronze))
         topics = found["topics"]
         results.append(settlements.audit_settlements(messages, records, topics, gaps, cut, group_idle_ms, keep=kept))
-    parts = 2 * spark.sparkContext.defaultParallelism
-    return chains, kept(frames.union(results).where("what in ('error', 'note', 'count')").coalesce(parts))
+    parts = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
+    wanted = "what in ('error', 'note', 'count', 'balance')"
+    return chains, kept(frames.union(results).where(wanted).coalesce(parts))
 
 
 def _silver(found: dict[str, DataFrame]) -> DataFrame | None:
@@ -143,7 +202,8 @@ def _silver(found: dict[str, DataFrame]) -> DataFrame | None:
         if table.name in found:
             has_digest = "digest" in dict(table.columns)
             digest = "digest" if has_digest else "cast(null as binary) as digest"
-            parts.append(found[table.name].selectExpr(*frames.PLACE, "sequence", "key", digest, "msg_id"))
+            family = f"'{table.name.removeprefix('silver/')}' as family"
+            parts.append(found[table.name].selectExpr(*frames.PLACE, "sequence", "key", digest, "msg_id", family))
     return frames.union(parts) if parts else None
 
 
@@ -162,8 +222,8 @@ def _counts(results: DataFrame) -> list[Any]:
 
 
 def _findings(results: DataFrame, what: str, limit: int) -> list[Finding]:
-    columns = [*Finding.__struct_fields__[:-1], "amount as count"]
-    found = results.where(f"what = '{what}'").selectExpr(*columns)
+    columns = [name for name in Finding.__struct_fields__ if name not in ("count", "table")]
+    found = results.where(f"what = '{what}'").selectExpr(*columns, "amount as count")
     rows = found.orderBy("check", "problem", "stream", "chain", "block", "first").limit(limit).collect()
     return [Finding(**row.asDict()) for row in rows]
 
@@ -174,7 +234,6 @@ def _findings(results: DataFrame, what: str, limit: int) -> list[Finding]:
 def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> None:
     """One more row of gold/audits."""
     import pyarrow as pa
-    from deltalake import write_deltalake
 
     at = datetime.fromtimestamp(verdict.at_ms / 1_000, UTC)
     row = {
@@ -185,10 +244,11 @@ def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> None:
         "took_s": verdict.took_s,
         "verdict": write_verdict(verdict).decode(),
     }
-    place = place_of(lake) / AUDITS.name
-    with translated(AUDITS.name):
-        rows = pa.Table.from_pylist([row], AUDITS.schema)
-        write_deltalake(str(place), rows, mode="append", storage_options=place.options)
+    home = Lake(lake)
+    handle = home.open(AUDITS)
+    rows = pa.Table.from_pylist([row], AUDITS.schema)
+    written = list(files.write_files(home.root(AUDITS), AUDITS, str(verdict.at_ms), rows, is_partitioned=False))
+    home.commit_all(handle, AUDITS, written, {})
 
 
 def last_verdicts(lake: str | Path | Place, count: int = 1) -> list[Verdict]:

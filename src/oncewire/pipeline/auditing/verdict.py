@@ -10,6 +10,9 @@ import msgspec
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 
 CHECKS: Final = {
+    "tables": "nothing but the pipeline has changed the tables",
+    "known": "every stream and every chain that an audit has seen is there, as far as it was",
+    "balance": "the tables hold what silver's batches say they do",
     "sequences": "every sequence is in bronze once, or in a known gap",
     "chain": "blocks chain without a hole",
     "outcomes": "every input has one outcome, or is in progress",
@@ -33,6 +36,47 @@ class Stop(msgspec.Struct, frozen=True):
     sequence: int
     pending: int = 0
     """What bronze has taken in since."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """A block that stood at the end of a chain."""
+
+    chain: str
+    number: int
+    hash: str
+
+
+class Outside(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A version of a table that was not the pipeline's. Rows that nobody can count any more are None."""
+
+    table: str
+    version: int
+    at_ms: int
+    operation: str
+    rows_removed: int | None
+    rows_added: int
+    is_accepted: bool = False
+    """A person has looked at it."""
+
+
+class Log(msgspec.Struct, frozen=True):
+    """The end of a table's log. A table that is made anew has another id, a log that was put back another entry."""
+
+    table: str
+    id: str
+    version: int
+    entry: str = ""
+    """Hash of the last entry; empty where the log no longer has it."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What audits have seen of a lake. The next one must find all of it."""
+
+    at_ms: int = 0
+    streams: list[Stop] = []
+    chains: list[Head] = []
+    logs: list[Log] = []
+    outside: list[Outside] = []
 
 
 class Count(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,10 +103,11 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str = ""
     detail: str = ""
     count: int = 0
+    table: str = ""
 
     @property
     def sentence(self) -> str:
-        where = []
+        where = [self.table] if self.table else []
         if self.stream:
             span = f" {self.first}" if self.first else ""
             where.append(self.stream + span + (f" to {self.last}" if self.last > self.first > 0 else ""))
@@ -98,6 +143,8 @@ class Verdict(msgspec.Struct, frozen=True):
     findings: list[Finding]
     """What is wrong, as far as it is listed."""
     notes: list[Finding]
+    known: Known
+    """What the next audit must find."""
 
     def counted(self, check: str, name: str, of: str | None = None) -> int:
         return sum(

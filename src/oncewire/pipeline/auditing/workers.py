@@ -29,6 +29,7 @@ from oncewire.pipeline.auditing.rules import (
     Lifetime,
     Link,
     Part,
+    Quarantined,
     Reader,
     Rows,
     chain_name,
@@ -261,13 +262,13 @@ def tuples(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 ROW = (
     "stream string, created_ns long, incarnation int, bucket long, sequence long, at_us long, subject string, "
-    "msg_id string, identity string, digest binary, key binary, position binary"
+    "msg_id string, identity string, digest binary, key binary, position binary, family string"
 )
 _ROW_SCHEMA = schema_of(ROW)
 
 FACT = (
     "stream string, created_ns long, incarnation int, bucket long, kind string, first long, last long, chain string, "
-    "number long, outcome string, key binary, digest binary"
+    "number long, outcome string, key binary, digest binary, family string"
 )
 
 _REPLAY = REPLAY_PREFIX.encode()
@@ -288,7 +289,7 @@ class Narrow:
             yield self._narrow(batch)
 
     def _narrow(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        says, positions = self._read(batch)
+        says, positions, families = self._read(batch)
         made = {
             "bucket": pc.divide(pc.subtract(batch.column("sequence"), 1), BUCKET),
             "msg_id": as_text(batch.column("msg_id")),
@@ -296,13 +297,14 @@ class Narrow:
             "digest": pa.array([one.digest for one in says], pa.binary()),
             "key": pa.array([one.key for one in says], pa.binary()),
             "position": pa.array([positions.get(at) for at in range(len(says))], pa.binary()),
+            "family": pa.array(families, pa.string()),
         }
         columns = [made[name] if name in made else batch.column(name) for name in _ROW_SCHEMA.names]
         return pa.RecordBatch.from_arrays(columns, schema=_ROW_SCHEMA)
 
-    def _read(self, batch: pa.RecordBatch) -> tuple[list[_Says], dict[int, bytes]]:
-        """What each message says, and what it adds to sums. Envelopes that are complete are read together, the others
-        one by one."""
+    def _read(self, batch: pa.RecordBatch) -> tuple[list[_Says], dict[int, bytes], list[str]]:
+        """What each message says, what it adds to sums, and of which family it is. Envelopes that are complete are read
+        together, the others one by one."""
         names_ = ("stream", "created_ns", "incarnation", "subject", "sequence", "payload")
         columns = [batch.column(name).to_pylist() for name in names_]
         places = list(zip(*columns[:3], strict=True))
@@ -324,7 +326,7 @@ class Narrow:
                 says = _Says(envelope.identity, envelope.digest, key)
             is_broken = is_read and says.digest is None
             found.append(_Says("", blocks.raw_digest(bodies[at]), None) if is_broken else says)
-        return found, self._positions(homes, places, sequences, bodies)
+        return found, self._positions(homes, places, sequences, bodies), [name for _, name in homes]
 
     def _read_complete(
         self, homes: Sequence[tuple[bool, str]], bodies: Sequence[bytes], subjects: Sequence[str]
@@ -416,12 +418,14 @@ def _rows(table: pa.Table) -> Rows:
 
 
 def _facts(table: pa.Table) -> Facts:
-    is_silver = pc.equal(table["kind"], "silver")
-    silver = table.filter(is_silver).rename_columns({"first": "sequence"})
+    named = table.rename_columns({"first": "sequence"})
+    silver = named.filter(pc.equal(table["kind"], "silver"))
+    refused = named.filter(pc.equal(table["kind"], "quarantine"))
     found = InSilver(*(silver[name].combine_chunks() for name in InSilver._fields))
-    facts = Facts([], [], [], [], found, [])
+    quarantined = Quarantined(*(refused[name].combine_chunks() for name in Quarantined._fields))
+    facts = Facts([], [], [], [], found, quarantined)
     names_ = ("kind", "first", "last", "chain", "number", "outcome")
-    others = table.filter(pc.invert(is_silver))
+    others = table.filter(pc.invert(pc.is_in(table["kind"], pa.array(["silver", "quarantine"]))))
     for kind, first, last, chain, number, outcome in zip(*(others[name].to_pylist() for name in names_), strict=True):
         if kind == "claim":
             facts.claims.append(Claim(chain, number, outcome, first, last))
@@ -429,8 +433,6 @@ def _facts(table: pa.Table) -> Facts:
             facts.listed.append(Claim(chain, number, outcome, first, last))
         elif kind == "gap":
             facts.gaps.append((first, last))
-        elif kind == "quarantine":
-            facts.quarantined.append(first)
         else:
             facts.expected.append((first, last))
     return facts

@@ -6,10 +6,13 @@ JSON entry per version, and now and then a checkpoint, a Parquet file that stand
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from oncewire._ground.errors import Corrupt
 from oncewire.pipeline.lake.folder import LOG
@@ -18,7 +21,10 @@ from oncewire.pipeline.lake.place import Place, place_of
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
+FACTS: Final = "oncewire"
+"""Under this name a commit of ours carries facts. One without it is somebody else's."""
 LAST_CHECKPOINT: Final = "_last_checkpoint"
+READS_AT_ONCE: Final = 8
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint.*\.parquet")
 
 
@@ -77,3 +83,71 @@ def names(log: Place) -> list[str]:
     from pyarrow.fs import FileSelector
 
     return [info.base_name for info in log.filesystem().get_file_info(FileSelector("", allow_not_found=True))]
+
+
+def entry_hash(table: DeltaTable, version: int) -> str:
+    """Stands for the whole entry of a version; empty where the log no longer has it."""
+    try:
+        return hashlib.sha256((place_of(table.table_uri) / LOG / f"{version:020d}.json").read()).hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+class Change(NamedTuple):
+    """What a version did that none of our commits does."""
+
+    version: int
+    at_ms: int
+    operation: str
+    removed: tuple[str, ...]
+    """Files, by their paths."""
+    added: tuple[tuple[str, int], ...]
+    """Files with their rows."""
+
+
+class Walk(NamedTuple):
+    """What the log says of the versions behind one of them."""
+
+    changes: tuple[Change, ...]
+    unseen: int
+    """Versions whose entries are gone."""
+
+
+def walk(table: DeltaTable, after: int, *, is_replaced: bool) -> Walk:
+    """Everything that somebody else than the pipeline changed since a version. `is_replaced`: the pipeline itself
+    replaces what the table holds, as with gold; from other tables it removes nothing."""
+    log = place_of(table.table_uri) / LOG
+    last = table.version()
+    there = {int(name[:20]) for name in names(log) if _ENTRY.fullmatch(name)}
+    numbers = [number for number in range(after + 1, last + 1) if number in there]
+    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+        found = pool.map(lambda number: change_of(number, actions(log, number), is_replaced=is_replaced), numbers)
+        return Walk(tuple(one for one in found if one is not None), max(0, last - after) - len(numbers))
+
+
+_ENTRY: Final = re.compile(r"\d{20}\.json")
+
+
+def change_of(number: int, found: Iterator[dict[str, Any]], *, is_replaced: bool) -> Change | None:
+    """None for a commit of ours, and for one that touches no file."""
+    told: dict[str, Any] = {}
+    added: list[dict[str, Any]] = []
+    removed: list[dict[str, Any]] = []
+    for action in found:
+        told = action.get("commitInfo", told)
+        added += [action["add"]] if "add" in action else []
+        removed += [action["remove"]] if "remove" in action else []
+    is_removal = any(one.get("dataChange", True) for one in removed) and not is_replaced
+    if not (added or removed) or (FACTS in told and not is_removal):
+        return None
+    return Change(
+        number,
+        int(told.get("timestamp") or 0),
+        str(told.get("operation") or "a change without a name"),
+        tuple(unquote(one["path"]) for one in removed),
+        tuple((unquote(one["path"]), _rows(one)) for one in added),
+    )
+
+
+def _rows(add: dict[str, Any]) -> int:
+    return int(json.loads(add.get("stats") or "{}").get("numRecords") or 0)

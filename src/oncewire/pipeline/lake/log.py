@@ -29,6 +29,7 @@ from pyarrow.fs import FileSelector
 from oncewire._ground.errors import Conflict, Corrupt, InvalidSetting, Refused, Unavailable
 from oncewire.pipeline.lake.bucket import refusal
 from oncewire.pipeline.lake.folder import LOG
+from oncewire.pipeline.lake.history import FACTS
 from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
@@ -36,8 +37,6 @@ from oncewire.pipeline.tables import files_of
 
 COMMIT_RETRIES_MAX: Final = 20
 STAGING: Final = "_staging"
-FACTS: Final = "oncewire"
-"""Under this name a commit carries facts of our own."""
 SILVER_APP: Final = "silver"
 """The transaction id of all tables that are derived from bronze; its version is bronze's."""
 _CONFIGURATION: Final = {

@@ -1,0 +1,169 @@
+"""The tables of a lake as an audit finds them: opened once, with what their own logs say.
+
+The verdict is about the tables as they are now, below a cut: what bronze had read when silver took it in last. Silver
+is opened before bronze, so on a live system bronze has at least all that silver has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from oncewire._ground.errors import Corrupt, NotFound
+from oncewire.pipeline import tables
+from oncewire.pipeline.auditing import known as knowing
+from oncewire.pipeline.auditing.rules import Lifetime
+from oncewire.pipeline.auditing.verdict import Finding, Known, Log, Outside
+from oncewire.pipeline.gold.tables import AUDITS, GOLD
+from oncewire.pipeline.lake import history
+from oncewire.pipeline.lake.log import SILVER_APP, translated
+from oncewire.pipeline.lake.place import Place, place_of
+from oncewire.pipeline.tables import BATCHES, BRONZE, GAPS, QUARANTINE, SILVER, TABLES, TOPICS
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_REPLACED: Final = frozenset(GOLD) - {AUDITS.name}
+_ORDER: Final = (BATCHES, *GOLD.values(), *SILVER.values(), QUARANTINE, GAPS, TOPICS, BRONZE)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Every table that is there, by its name. `taken` is the version of bronze that is whole in silver, None before
+    silver's first batch."""
+
+    place: Place
+    handles: Mapping[str, DeltaTable]
+    taken: int | None
+    cut: Mapping[Lifetime, int]
+    newest: Mapping[Lifetime, int]
+    """Up to which sequence bronze has each lifetime now."""
+
+    @property
+    def versions(self) -> dict[str, int]:
+        return {name: handle.version() for name, handle in sorted(self.handles.items())}
+
+    @property
+    def logs(self) -> dict[str, Log]:
+        found = {}
+        for name, handle in sorted(self.handles.items()):
+            entry = history.entry_hash(handle, handle.version())
+            found[name] = Log(name, str(handle.metadata().id), handle.version(), entry)
+        return found
+
+
+def open_lake(lake: str | Path | Place) -> Opened:
+    """NotFound where nothing was ever read."""
+    assert {table.name for table in _ORDER} == TABLES.keys()
+    handles: dict[str, DeltaTable] = {}
+    for table in _ORDER:
+        with suppress(NotFound):
+            handles[table.name] = tables.open_table(lake, table.name)
+    if BRONZE.name not in handles:
+        tables.open_table(lake, BRONZE.name)
+    taken = handles[BATCHES.name].transaction_version(SILVER_APP) if BATCHES.name in handles else None
+    newest = tables.high_water(handles[BRONZE.name])
+    return Opened(place_of(lake), handles, taken, _cut(lake, handles[BRONZE.name], taken, newest), newest)
+
+
+def _cut(
+    lake: str | Path | Place, bronze: DeltaTable, taken: int | None, newest: dict[Lifetime, int]
+) -> dict[Lifetime, int]:
+    """How far bronze was when silver took it in last; how far it is now, if its log no longer says."""
+    if taken is None or taken >= bronze.version():
+        return newest
+    try:
+        with translated(BRONZE.name):
+            return tables.high_water(tables.open_table(lake, BRONZE.name, taken))
+    except Corrupt:
+        return newest
+
+
+# ---- what the logs say
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the logs of the tables say, beside what they hold."""
+
+    findings: list[Finding]
+    notes: list[Finding]
+    logs: list[Log]
+    outside: list[Outside]
+    """All changes that others made, as far as any audit has seen them."""
+
+
+def look_back(opened: Opened, earlier: Sequence[Known], accepted: Collection[str] = ()) -> Told:
+    """Compare the tables' logs with what earlier audits saw, and walk what came since. `accepted` names changes that a
+    person has looked at, as `table@version`."""
+    logs = opened.logs
+    changes = {_named(change): change for change in knowing.carried(earlier)}
+    notes: list[Finding] = []
+    for name, handle in sorted(opened.handles.items()):
+        walk = history.walk(handle, _walked(logs[name], earlier), is_replaced=name in _REPLACED)
+        for change in walk.changes:
+            outside = _outside(opened.place, name, change)
+            changes.setdefault(_named(outside), outside)
+        if walk.unseen and earlier:
+            detail = f"its log no longer has {walk.unseen} versions that came since the last audit"
+            notes.append(Finding("tables", "unseen", table=name, detail=detail, count=walk.unseen))
+    told = [_accept(change, accepted) for _, change in sorted(changes.items())]
+    findings: list[Finding] = []
+    for known in earlier:
+        findings += knowing.rolled_back(known, logs, _entries(opened, known))
+        findings += knowing.behind(known, opened.cut)
+    findings += knowing.changed_outside(change for change in told if not change.is_accepted)
+    notes += knowing.changed_outside(change for change in told if change.is_accepted)
+    return Told([*_unique(findings), *_behind_silver(opened)], notes, [*logs.values()], told)
+
+
+def _entries(opened: Opened, known: Known) -> dict[tuple[str, int], str]:
+    there = [log for log in known.logs if log.table in opened.handles]
+    return {(log.table, log.version): history.entry_hash(opened.handles[log.table], log.version) for log in there}
+
+
+def _named(change: Outside) -> tuple[str, int, int]:
+    return change.table, change.version, change.at_ms
+
+
+def _walked(log: Log, earlier: Sequence[Known]) -> int:
+    """Up to which version every record of an earlier audit has walked the table; -1 for one that is new to them."""
+    versions = [one.version for known in earlier for one in known.logs if (one.table, one.id) == (log.table, log.id)]
+    return min(versions) if versions and len(versions) == len(earlier) else -1
+
+
+def _outside(place: Place, name: str, change: history.Change) -> Outside:
+    removed: int | None = 0
+    if change.removed:
+        try:
+            with translated(name):
+                rows = tables.files_of((place / name).delta(change.version - 1))
+            removed = sum(rows[path] for path in change.removed)
+        except (Corrupt, KeyError):
+            removed = None
+    added = sum(rows for _, rows in change.added)
+    return Outside(name, change.version, change.at_ms, change.operation, removed, added)
+
+
+def _accept(change: Outside, accepted: Collection[str]) -> Outside:
+    if f"{change.table}@{change.version}" not in accepted:
+        return change
+    return replace(change, is_accepted=True)
+
+
+def _unique(findings: Iterable[Finding]) -> list[Finding]:
+    """Two records of the same audit know the same."""
+    return list(dict.fromkeys(findings))
+
+
+def _behind_silver(opened: Opened) -> Iterable[Finding]:
+    """Silver cannot have taken in what bronze never had."""
+    version = opened.handles[BRONZE.name].version()
+    if opened.taken is not None and opened.taken > version:
+        detail = f"silver has taken in version {opened.taken}, and its log ends at version {version}"
+        yield Finding("tables", "older", table=BRONZE.name, detail=detail)
