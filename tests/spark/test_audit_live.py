@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from oncewire.pipeline.auditing.run import audit
+from oncewire.pipeline.auditing.run import audit, last_verdicts
 from oncewire.pipeline.auditing.verdict import Verdict
 from tests.spark.lakes import once
 from tests.support.agents import World, world
@@ -88,6 +88,14 @@ def test_the_command_says_what_is_wrong_keeps_it_and_shows_it(tmp_path: Path) ->
     assert {("sequences", "missing", 2), ("outcomes", "not_in_bronze", 2)} <= {
         (one["check"], one["problem"], one.get("first")) for one in told["findings"]
     }
+    (file,) = (lake.path / "silver" / "ledger").glob("*.parquet")
+    file.unlink()
+    audited = command("audit", "--json", "--lake", str(lake.path), "--master", "local[1]")
+    assert 4 == audited.returncode, audited.stderr
+    assert ("files", "missing", "silver/ledger") in {
+        (one["check"], one["problem"], one.get("table")) for one in json.loads(audited.stdout)["findings"]
+    }
+    assert 2 == len(last_verdicts(lake.path, 5))
     out = tmp_path / "report.html"
     assert 0 == command("report", "--lake", str(lake.path), "--out", str(out)).returncode
     assert "findings" in out.read_text()

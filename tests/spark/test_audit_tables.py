@@ -10,9 +10,11 @@ import pytest
 from deltalake import DeltaTable
 
 from oncewire._ground.contracts import blocks
-from oncewire.pipeline.auditing.run import audit, keep_verdict
+from oncewire.pipeline.auditing.intact import files_of
+from oncewire.pipeline.auditing.run import audit, keep_verdict, last_verdicts
 from oncewire.pipeline.gold.refresh import Gold
 from oncewire.pipeline.lake.log import Lake as Tables
+from oncewire.pipeline.tables import open_table
 from tests.spark.lakes import chat, event, once, streams
 from tests.spark.support import publish
 from tests.support.lakes import CREATED, EVENTS, LEDGER, FakeAgent, Lake
@@ -99,3 +101,31 @@ def test_a_pipeline_and_its_housekeeping_raise_no_alarm(
         assert ([], []) == (verdict.findings, verdict.notes)
         keep_verdict(tmp_path, verdict)
     assert 4 == verdict.counted("silver", "copies")
+
+
+def test_a_missing_file_is_named_and_the_rest_is_audited(spark: SparkSession, tmp_path: Path) -> None:
+    """Half of the events are in a file that is gone. What stood in it is not wrong, only unread."""
+    lake = Lake(tmp_path)
+    agent = FakeAgent(lake, "biller")
+    agent.settle(agent.orders(10), effects=1)
+    agent.settle(agent.orders(10), effects=1)
+    agent.close()
+    lake.gap(EVENTS, lake.event("gap", "nobody"), lake.reached[EVENTS])
+    lake.derive()
+    lake.gaps.clear()
+    lake.write(rows_per_file=20)
+    (gone,) = [one for one in files_of("bronze", open_table(tmp_path, "bronze")) if one.first[3] == 21]
+    (tmp_path / "bronze" / gone.path).unlink()
+    verdict = audit(spark, tmp_path)
+    assert [
+        ("files", "missing", "bronze", EVENTS, 21, 40),
+        ("sequences", "missing", "", EVENTS, 41, 41),
+    ] == [(one.check, one.problem, one.table, one.stream, one.first, one.last) for one in verdict.findings]
+    assert (1, 20) == (verdict.unread, verdict.counted("sequences", "unread"))
+    assert (10, 10) == (verdict.counted("sums", "inputs"), verdict.counted("sums", "unproven"))
+    keep_verdict(tmp_path, verdict)
+    assert [verdict] == last_verdicts(tmp_path)
+    (kept,) = (tmp_path / "gold" / "audits").glob("*.parquet")
+    kept.unlink()
+    again = audit(spark, tmp_path)
+    assert ["bronze", "gold/audits"] == [one.table for one in again.findings if one.check == "files"]

@@ -112,8 +112,8 @@ class Lake:
         [found] = [row for row in self.silver[name] if (row["stream"], row["sequence"]) == (stream, sequence)]
         return found
 
-    def write(self) -> Path:
-        """All tables, as the pipeline writes them; bronze with one file and one version per stream."""
+    def write(self, rows_per_file: int = 1_000_000) -> Path:
+        """All tables, as the pipeline writes them; bronze with one version per stream, and few files."""
         if not self.silver:
             self.derive()
         lake = Tables(self.path)
@@ -126,7 +126,10 @@ class Lake:
         for stream, last in sorted(self.reached.items()):
             lifetime = (stream, CREATED_NS, 0)
             rows = [row for row in self.rows if row["stream"] == stream]
-            written = file_of(lake, tables.BRONZE, f"{tables.app_id(lifetime)}-{last}", rows)
+            written: list[Written] = []
+            for first in range(0, len(rows), rows_per_file):
+                some = rows[first : first + rows_per_file]
+                written += file_of(lake, tables.BRONZE, f"{tables.app_id(lifetime)}-{first}", some)
             lake.commit(lake.open(tables.BRONZE), tables.BRONZE, written, tables.app_id(lifetime), last)
         has = lake.open(tables.BRONZE).version()
         for table, rows in derived.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -282,6 +283,29 @@ def test_what_is_missing_stays_known_for_the_audits_to_come(path: Path) -> None:
     after = remembered([before], seen(path), broken)
     assert {one.table: one.version for one in before.logs} == {one.table: one.version for one in after.logs}
     assert set(named(first)) == set(named(look(path, after)))
+
+
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "garbage": lambda log: (log / f"{1:020d}.json").write_text("garbage"),
+    "half an entry": lambda log: os.truncate(log / f"{1:020d}.json", 200),
+    "no first entry": lambda log: (log / f"{0:020d}.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_log_that_cannot_be_read_is_named_and_the_others_are_looked_at(path: Path, what: str) -> None:
+    before = seen(path)
+    BROKEN[what](path / "silver" / "ledger" / "_delta_log")
+    table(path, "gaps").delete("true")
+    wanted = [("tables", "unreadable", "silver/ledger"), ("tables", "changed_outside", "gaps")]
+    assert wanted == named(look(path)) == named(look(path, before))
+    assert all("\n" not in one.detail for one in look(path).findings)
+
+
+def test_an_entry_that_was_emptied_is_not_the_pipeline_s(path: Path) -> None:
+    last_entries(path, "silver/ledger", 1)[0].write_bytes(b"")
+    (found,) = look(path).findings
+    assert ("changed_outside", "silver/ledger") == (found.problem, found.table)
 
 
 def test_two_records_that_say_the_same_name_a_loss_once(path: Path) -> None:

@@ -34,7 +34,8 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
       oncewire pipeline audit --lake /srv/lake --json
     \b
     It looks at what bronze and silver have taken in and prints that cut; what lies above is pending.
-    Exit code 1 when something is wrong, with the positions and ids.
+    Exit code 1 when something is wrong, with the positions and ids; 4 when files of the lake are missing or
+    damaged, so that the rest alone was audited. The verdict is kept in every case.
     """
     from oncewire.cli.pipeline import families_of, lake_of, require_spark, session
 
@@ -63,7 +64,7 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
         for line in verdict.lines(found):
             face.say(line)
     if not found.is_good:
-        raise SystemExit(face.EXIT_NOT_WELL)
+        raise SystemExit(face.EXIT_CORRUPT if found.unread else face.EXIT_NOT_WELL)
 
 
 def last(lake: Place) -> dict[str, Any] | None:

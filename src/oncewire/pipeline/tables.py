@@ -43,7 +43,7 @@ from oncewire.pipeline.lake.place import Place, place_of
 from oncewire.pipeline.lake.table import TIMESTAMP, Columns, Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from deltalake import DeltaTable
@@ -401,8 +401,9 @@ def read_files(
     name: str,
     table: DeltaTable,
     columns: Sequence[str] | None = None,
+    without: Collection[str] = (),
 ) -> DataFrame:
-    """The rows of an opened table."""
+    """The rows of an opened table, `without` those of some files."""
     import json
 
     from pyspark.sql.types import StructType
@@ -410,7 +411,7 @@ def read_files(
     schema = StructType.fromJson(json.loads(table.schema().to_json()))
     if columns is not None:
         schema = StructType([field for field in schema.fields if field.name in columns])
-    added = files_of(table)
+    added = {path: rows for path, rows in files_of(table).items() if path not in without}
     if not added:
         return spark.createDataFrame([], schema).limit(0)  # so that Spark knows, and leaves out what is joined with it
     return (place_of(lake) / name).frame(spark, schema, added)

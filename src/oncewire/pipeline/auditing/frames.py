@@ -253,9 +253,11 @@ def audit_positions(
     silver: DataFrame | None = None,
     quarantine: DataFrame | None = None,
     families: Families = (),
+    lost: DataFrame | None = None,
 ) -> DataFrame:
     """Every position below the cut is in bronze once or in a known gap; has one outcome, or is in progress; and what it
-    adds to the sums of its block. `once` are the blocks, each once."""
+    adds to the sums of its block. `once` are the blocks, each once; `lost` are ranges that stood in files of bronze
+    that cannot be read."""
     is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME_SUBJECTS)
     is_replay = f"coalesce(startswith({header_value(MSG_ID)}, {_bytes(REPLAY_PREFIX.encode())}), false)"
     rows = bronze.selectExpr(
@@ -268,6 +270,7 @@ def audit_positions(
         [
             _expected(bronze.sparkSession, cut),
             _in_buckets(gaps.selectExpr(*PLACE, "'gap' as kind", "first", "last")),
+            *([_in_buckets(lost.selectExpr(*PLACE, "'lost' as kind", "first", "last"))] if lost is not None else []),
             _in_buckets(claims(once)),
             *([_points(silver, "silver", key="key", digest="digest", family="family")] if silver is not None else []),
             *([_points(quarantine, "quarantine", family="family")] if quarantine is not None else []),

@@ -7,7 +7,6 @@ is opened before bronze, so on a live system bronze has at least all that silver
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -43,6 +42,8 @@ class Opened:
     cut: Mapping[Lifetime, int]
     newest: Mapping[Lifetime, int]
     """Up to which sequence bronze has each lifetime now."""
+    broken: Mapping[str, str]
+    """Tables whose logs cannot be read, and why."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -58,17 +59,21 @@ class Opened:
 
 
 def open_lake(lake: str | Path | Place) -> Opened:
-    """NotFound where nothing was ever read."""
+    """NotFound where nothing was ever read, Corrupt where nobody can say what bronze holds."""
     assert {table.name for table in _ORDER} == TABLES.keys()
     handles: dict[str, DeltaTable] = {}
+    broken: dict[str, str] = {}
     for table in _ORDER:
-        with suppress(NotFound):
-            handles[table.name] = tables.open_table(lake, table.name)
-    if BRONZE.name not in handles:
-        tables.open_table(lake, BRONZE.name)
+        try:
+            with translated(table.name):
+                handles[table.name] = tables.open_table(lake, table.name)
+        except (NotFound, Corrupt) as error:
+            if table is BRONZE:
+                raise
+            broken |= {table.name: error.message} if isinstance(error, Corrupt) else {}
     taken = handles[BATCHES.name].transaction_version(SILVER_APP) if BATCHES.name in handles else None
     newest = tables.high_water(handles[BRONZE.name])
-    return Opened(place_of(lake), handles, taken, _cut(lake, handles[BRONZE.name], taken, newest), newest)
+    return Opened(place_of(lake), handles, taken, _cut(lake, handles[BRONZE.name], taken, newest), newest, broken)
 
 
 def _cut(
@@ -113,9 +118,10 @@ def look_back(opened: Opened, earlier: Sequence[Known], accepted: Collection[str
             detail = f"its log no longer has {walk.unseen} versions that came since the last audit"
             notes.append(Finding("tables", "unseen", table=name, detail=detail, count=walk.unseen))
     told = [_accept(change, accepted) for _, change in sorted(changes.items())]
-    findings: list[Finding] = []
+    findings = [Finding("tables", "unreadable", table=name, detail=why) for name, why in opened.broken.items()]
     for known in earlier:
-        findings += knowing.rolled_back(known, logs, _entries(opened, known))
+        rolled_back = knowing.rolled_back(known, logs, _entries(opened, known))
+        findings += [one for one in rolled_back if one.table not in opened.broken]
         findings += knowing.behind(known, opened.cut)
     findings += knowing.changed_outside(change for change in told if not change.is_accepted)
     notes += knowing.changed_outside(change for change in told if change.is_accepted)

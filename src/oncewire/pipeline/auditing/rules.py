@@ -256,6 +256,8 @@ class Facts(NamedTuple):
     """Claims on a work queue, whose messages nobody else can read."""
     silver: InSilver
     quarantined: Quarantined
+    lost: Sequence[tuple[int, int]] = ()
+    """Stood in files of bronze that cannot be read."""
 
 
 def bucket_of(sequence: int) -> int:
@@ -276,7 +278,8 @@ class Bucket:
         self._copies = np.bincount(self._at, minlength=BUCKET)
         self._present = self._copies > 0
         self._expected = self._covered(facts.expected)
-        self._gap = self._covered(facts.gaps)
+        self._lost = self._covered(facts.lost)
+        self._gap = self._covered(facts.gaps) | self._lost
         self._row_of = np.full(BUCKET, -1, np.int64)
         self._row_of[self._at] = np.arange(len(self._at))
 
@@ -331,7 +334,9 @@ class Bucket:
             self._present & ~self._expected, "sequences", "beyond", lambda _: {"detail": "above what bronze has read"}
         )
         yield from self._count(self._present, "sequences", "rows")
-        yield from self._count(self._gap & self._expected & ~self._present, "sequences", "in_gaps")
+        absent = self._gap & self._expected & ~self._present
+        yield from self._count(absent & ~self._lost, "sequences", "in_gaps")
+        yield from self._count(absent & self._lost, "sequences", "unread")
 
     # ---- silver
 
@@ -350,7 +355,10 @@ class Bucket:
         strays = np.zeros(BUCKET, bool)
         strays[stands] = True
         yield from self._errors(
-            strays & ~self._present, "silver", "without_message", lambda _: {"detail": "bronze has no such message"}
+            strays & ~self._present & ~self._lost,
+            "silver",
+            "without_message",
+            lambda _: {"detail": "bronze has no such message"},
         )
         if len(both):
             yield Result("count", "silver", "rows", *self._place, amount=len(both))

@@ -18,6 +18,7 @@ from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import frames, known, rules, settlements
+from oncewire.pipeline.auditing.intact import Intact, check_files
 from oncewire.pipeline.auditing.opened import Opened, Told, look_back, open_lake
 from oncewire.pipeline.auditing.verdict import (
     Chain,
@@ -64,20 +65,22 @@ def audit(
     """
     started = time.monotonic()
     at_ms = time.time_ns() // 1_000_000
-    records = [*(one.known for one in last_verdicts(lake)), *earlier]
     opened = open_lake(lake)
+    intact = check_files(spark, opened.place, opened.handles)
+    records = [*_last_known(opened, intact), *earlier]
     told = look_back(opened, records, accepted)
     with ExitStack() as stack:
-        found = {name: _read(spark, opened, name) for name in _READ if name in opened.handles}
+        found = {name: _read(spark, opened, name, intact) for name in _READ if name in opened.handles}
         asked = {(head.chain, head.number) for one in records for head in one.chains}
-        chains, results = _results(stack, found, opened, asked, families, group_idle_ms)
+        chains, results = _results(stack, found, opened, intact, asked, families, group_idle_ms)
         rows = _counts(results)
         errors = sum(row.rows for row in rows if row.what == "error")
         listed = _findings(results, "error", findings_max) if errors else []
         notes = _findings(results, "note", NOTES_MAX) if any(row.what == "note" for row in rows) else []
     chained = [finding for one in records for finding in known.broken_off(one, chains.ends, chains.hashes)]
-    balance = _balance(opened, rows)
-    first = [*told.findings, *dict.fromkeys(chained), *(one for one in balance if isinstance(one, Finding))]
+    balance = _balance(opened, intact, rows)
+    unbalanced = [one for one in balance if isinstance(one, Finding)]
+    first = [*intact.findings, *told.findings, *dict.fromkeys(chained), *unbalanced]
     return Verdict(
         is_good=not (errors or first),
         at_ms=at_ms,
@@ -85,18 +88,27 @@ def audit(
         cut=[Stop(*place, at, opened.newest[place] - at) for place, at in sorted(opened.cut.items())],
         versions=opened.versions,
         chains=[Chain(name, end, chains.horizons[name]) for name, end in sorted(chains.ends.items())],
-        counts=[*_shown(rows), *(one for one in balance if isinstance(one, Count))],
+        counts=[*_shown(rows), *intact.counts, *(one for one in balance if isinstance(one, Count))],
         errors=errors + len(first),
         findings=[*first, *listed][:findings_max],
         notes=[*told.notes, *notes],
         known=_remembered(opened, told, chains, records, at_ms, first),
+        unread=sum(len(files) for files in intact.unread.values()),
     )
 
 
-def _read(spark: SparkSession, opened: Opened, name: str) -> DataFrame:
+def _last_known(opened: Opened, intact: Intact) -> list[Known]:
+    """What the last verdict that the lake keeps has seen."""
+    if AUDITS.name not in opened.handles or AUDITS.name in intact.unread:
+        return []
+    return [one.known for one in last_verdicts(opened.place)]
+
+
+def _read(spark: SparkSession, opened: Opened, name: str, intact: Intact) -> DataFrame:
     """A table as it is now, without what came since the cut; of silver the columns that are compared."""
     columns = _NARROW if name.startswith("silver/") else None
-    frame = tables.read_files(spark, opened.place, name, opened.handles[name], columns)
+    without = {file.path for file in intact.unread.get(name, ())}
+    frame = tables.read_files(spark, opened.place, name, opened.handles[name], columns, without)
     return frames.below(frame, opened.cut, opened.newest) if name in _BELOW else frame
 
 
@@ -115,9 +127,9 @@ def _remembered(
     return known.remembered(records, now, broken)
 
 
-def _balance(opened: Opened, rows: Sequence[Any]) -> list[Finding | Count]:
-    """What silver's batches say, against what was counted."""
-    if "batches" not in opened.handles:
+def _balance(opened: Opened, intact: Intact, rows: Sequence[Any]) -> list[Finding | Count]:
+    """What silver's batches say, against what was counted. Where files cannot be read nobody can count."""
+    if "batches" not in opened.handles or intact.unread.keys() & {"batches", *_BELOW}:
         return []
     counted = {(row.check, row.problem): row.total for row in rows if row.what == "balance"}
     names = ("rows_in", "rows_out", "quarantined")
@@ -155,6 +167,7 @@ def _results(
     stack: ExitStack,
     found: dict[str, DataFrame],
     opened: Opened,
+    intact: Intact,
     asked: Collection[tuple[str, int]],
     families: Families,
     group_idle_ms: int,
@@ -168,15 +181,17 @@ def _results(
 
     bronze, cut = found["bronze"], opened.cut
     spark = bronze.sparkSession
-    gaps = found.get("gaps")
-    if gaps is None:
-        gaps = spark.createDataFrame([], "stream string, created_ns long, incarnation int, first long, last long")
+    ranges = "stream string, created_ns long, incarnation int, first long, last long"
+    lost = spark.createDataFrame([(*place, low, high) for place, low, high in intact.lost("bronze")], ranges)
+    known_gaps = found["gaps"].select(*lost.columns) if "gaps" in found else lost.limit(0)
+    gaps = known_gaps.union(lost) if intact.unread else known_gaps
     silver = _silver(found)
     blocks = kept(frames.blocks(bronze))
     chains = frames.audit_chains(blocks, gaps, cut, asked)
     stack.callback(chains.results.unpersist)
     once = frames.distinct_blocks(blocks, chains)
-    positions = kept(frames.audit_positions(bronze, once, gaps, chains, cut, silver, found.get("quarantine"), families))
+    parts_of = (bronze, once, known_gaps, chains, cut, silver, found.get("quarantine"), families)
+    positions = kept(frames.audit_positions(*parts_of, lost if intact.unread else None))
     results = [
         chains.results,
         positions,

@@ -10,6 +10,7 @@ import msgspec
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 
 CHECKS: Final = {
+    "files": "every file of the tables is there, byte for byte",
     "tables": "nothing but the pipeline has changed the tables",
     "known": "every stream and every chain that an audit has seen is there, as far as it was",
     "balance": "the tables hold what silver's batches say they do",
@@ -145,6 +146,8 @@ class Verdict(msgspec.Struct, frozen=True):
     notes: list[Finding]
     known: Known
     """What the next audit must find."""
+    unread: int = 0
+    """Files that could not be read: what stood in them was not audited."""
 
     def counted(self, check: str, name: str, of: str | None = None) -> int:
         return sum(
@@ -168,6 +171,7 @@ def read_verdict(data: bytes | str) -> Verdict:
 def lines(verdict: Verdict) -> Iterable[str]:
     """For people."""
     word = "good" if verdict.is_good else f"{verdict.errors} findings"
+    word += f", {verdict.unread} files could not be read" if verdict.unread else ""
     yield f"audit: {word} ({verdict.took_s:.1f} s)"
     yield "cut:"
     topics = [stop for stop in verdict.cut if stop.stream.startswith(STREAM_PREFIXES)]

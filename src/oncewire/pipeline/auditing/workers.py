@@ -423,7 +423,8 @@ def _facts(table: pa.Table) -> Facts:
     refused = named.filter(pc.equal(table["kind"], "quarantine"))
     found = InSilver(*(silver[name].combine_chunks() for name in InSilver._fields))
     quarantined = Quarantined(*(refused[name].combine_chunks() for name in Quarantined._fields))
-    facts = Facts([], [], [], [], found, quarantined)
+    lost: list[tuple[int, int]] = []
+    facts = Facts([], [], [], [], found, quarantined, lost)
     names_ = ("kind", "first", "last", "chain", "number", "outcome")
     others = table.filter(pc.invert(pc.is_in(table["kind"], pa.array(["silver", "quarantine"]))))
     for kind, first, last, chain, number, outcome in zip(*(others[name].to_pylist() for name in names_), strict=True):
@@ -433,6 +434,8 @@ def _facts(table: pa.Table) -> Facts:
             facts.listed.append(Claim(chain, number, outcome, first, last))
         elif kind == "gap":
             facts.gaps.append((first, last))
+        elif kind == "lost":
+            lost.append((first, last))
         else:
             facts.expected.append((first, last))
     return facts

@@ -22,6 +22,8 @@ from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Closed, Written
 from oncewire.pipeline.lake.table import Table
 
+DIGEST_BYTES: Final = 8
+"""Of the hash in a file's name."""
 FILE_BYTES_MAX: Final = 64 << 20
 """Rows are gathered up to this size, in memory as in Arrow, before a file is written."""
 _PLAIN: Final = frozenset(
@@ -52,7 +54,7 @@ def write_files(
 
 def write_file(root: str, prefix: str, day: str, rows: pa.Table, has_runs: bool) -> Written:
     content = parquet(rows)
-    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES).hexdigest()
     folder = f"date={day}/" if day else ""
     path = f"{folder}{prefix}-{digest}.parquet"
     (place_of(root) / path).store(content)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
@@ -121,14 +121,21 @@ def walk(table: DeltaTable, after: int, *, is_replaced: bool) -> Walk:
     there = {int(name[:20]) for name in names(log) if _ENTRY.fullmatch(name)}
     numbers = [number for number in range(after + 1, last + 1) if number in there]
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
-        found = pool.map(lambda number: change_of(number, actions(log, number), is_replaced=is_replaced), numbers)
+        found = pool.map(lambda number: _change(log, number, is_replaced=is_replaced), numbers)
         return Walk(tuple(one for one in found if one is not None), max(0, last - after) - len(numbers))
 
 
 _ENTRY: Final = re.compile(r"\d{20}\.json")
 
 
-def change_of(number: int, found: Iterator[dict[str, Any]], *, is_replaced: bool) -> Change | None:
+def _change(log: Place, number: int, *, is_replaced: bool) -> Change | None:
+    try:
+        return change_of(number, actions(log, number), is_replaced=is_replaced)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Change(number, 0, "an entry that cannot be read", (), ())
+
+
+def change_of(number: int, found: Iterable[dict[str, Any]], *, is_replaced: bool) -> Change | None:
     """None for a commit of ours, and for one that touches no file."""
     told: dict[str, Any] = {}
     added: list[dict[str, Any]] = []
@@ -138,12 +145,12 @@ def change_of(number: int, found: Iterator[dict[str, Any]], *, is_replaced: bool
         added += [action["add"]] if "add" in action else []
         removed += [action["remove"]] if "remove" in action else []
     is_removal = any(one.get("dataChange", True) for one in removed) and not is_replaced
-    if not (added or removed) or (FACTS in told and not is_removal):
+    if told and (not (added or removed) or (FACTS in told and not is_removal)):
         return None
     return Change(
         number,
         int(told.get("timestamp") or 0),
-        str(told.get("operation") or "a change without a name"),
+        str(told.get("operation") or "an entry that does not say what it is"),
         tuple(unquote(one["path"]) for one in removed),
         tuple((unquote(one["path"]), _rows(one)) for one in added),
     )

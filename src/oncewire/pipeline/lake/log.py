@@ -321,6 +321,6 @@ def translated(name: str) -> Iterator[None]:
     except CommitFailedError as error:
         raise _overtaken(name, str(error)) from None
     except DeltaError as error:
-        raise Corrupt(f"the table {name} cannot be used: {error}") from None
+        raise Corrupt(f"the table {name} cannot be used: {str(error).splitlines()[0]}") from None
     except OSError as error:
         raise refusal(f"the table {name}", str(error)) from None
