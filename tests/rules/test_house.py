@@ -21,7 +21,7 @@ FUNCTION_LINES_MAX = 70
 
 PURE = ["**/rules.py", "_ground/contracts/**/*.py", "_ground/jetstream/protocol.py", "_ground/doctor.py"]
 PURE += ["_ground/ledger/keys.py", "gateway/rooms.py"]
-PURE += ["pipeline/auditing/partitions.py"]
+PURE += [f"pipeline/auditing/{name}.py" for name in ("chains", "known", "partitions", "rowhash", "sums")]
 PURE += [f"broker/{name}.py" for name in ("metrics", "openapi", "wire")]
 PURE += [f"gateway/{name}.py" for name in ("channels", "frames", "metrics")]
 PURE += [f"_ground/topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "permissions")]
@@ -39,9 +39,9 @@ PUBLIC = [
     "SyncBrokerClient", "Terminate", "tokens", "topology",
 ]  # fmt: skip
 PIPELINE = [
-    "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_settlements", "audit_silver",
-    "audit_sums", "backlog", "blocks", "bronze", "consumers", "dead_letters", "health", "JetStreamSource", "lineage",
-    "outcomes", "read_table", "silver", "spark_session", "throughput", "usage",
+    "audit", "audit_chains", "audit_effects", "audit_letters", "audit_positions", "audit_quarantine",
+    "audit_settlements", "audit_silver", "audit_sums", "backlog", "blocks", "bronze", "consumers", "dead_letters",
+    "health", "JetStreamSource", "lineage", "outcomes", "read_table", "silver", "spark_session", "throughput", "usage",
 ]  # fmt: skip
 
 

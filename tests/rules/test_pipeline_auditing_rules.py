@@ -12,21 +12,20 @@ import pytest
 from oncewire._ground.contracts import blocks
 from oncewire._ground.contracts.blocks import NO_HASH, NO_STATE
 from oncewire._ground.errors import ContractViolation
-from oncewire.pipeline.auditing import rules
+from oncewire.pipeline.auditing import chains, rules, sums
+from oncewire.pipeline.auditing.chains import Hole, Link
 from oncewire.pipeline.auditing.rules import (
     BUCKET,
     Bucket,
     Claim,
     Facts,
-    Hole,
     InSilver,
-    Link,
-    Part,
     Quarantined,
     Reader,
     Result,
     Rows,
 )
+from oncewire.pipeline.auditing.sums import Part
 
 CHAIN = "t/w/a@ledger"
 AGENT = "t/w/a"
@@ -49,7 +48,7 @@ def link(number: int, sequence: int = 0, **changed: Any) -> Link:
 def walked(
     links: Sequence[Link], confirmed: int = 0, gaps: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[str, str, int]]:
-    found = rules.walk(links, {CHAIN: Hole(confirmed, gaps)})
+    found = chains.walk(links, {CHAIN: Hole(confirmed, gaps)})
     return [(one.what, one.problem, one.block) for one in found if one.what != "link"]
 
 
@@ -57,7 +56,7 @@ def walked(
 
 
 def test_blocks_in_order_have_nothing_to_tell_but_what_they_add() -> None:
-    found = list(rules.walk([link(1), link(2)], {CHAIN: Hole(0, ())}))
+    found = list(chains.walk([link(1), link(2)], {CHAIN: Hole(0, ())}))
     assert [("link", state(10)), ("link", state(10))] == [(one.what, one.state) for one in found]
 
 
@@ -84,7 +83,7 @@ def test_a_block_may_stand_twice_but_not_two_blocks_under_one_number() -> None:
 
 
 def test_a_chain_whose_beginning_is_gone_is_told_from_its_oldest_block() -> None:
-    first, second = (one for one in rules.walk([link(7), link(8)], {CHAIN: Hole(0, ())}) if one.what == "link")
+    first, second = (one for one in chains.walk([link(7), link(8)], {CHAIN: Hole(0, ())}) if one.what == "link")
     assert (b"", state(10)) == (first.state, second.state)
     assert [("note", "begins_later", 7)] == walked([link(7), link(8)])
 
@@ -100,15 +99,21 @@ def binary(values: Sequence[bytes | None]) -> pa.Array:
     return pa.array(values, pa.binary())
 
 
-def in_silver(*found: tuple[int, bytes, bytes | None]) -> InSilver:
-    """Rows of silver: sequence, key and digest of each."""
-    sequences, keys, digests = zip(*found, strict=True) if found else ((), (), ())
-    families = pa.array(["runtime"] * len(found), pa.string())
-    return InSilver(pa.array(sequences, pa.int64()), binary(keys), binary(digests), families)
+def in_silver(*found: tuple[int, bytes]) -> InSilver:
+    """Rows of silver: sequence, and what stands for the row."""
+    sequences, hashes = zip(*found, strict=True) if found else ((), ())
+    return InSilver(pa.array(sequences, pa.int64()), families(len(found)), binary(hashes))
 
 
-def in_quarantine(*sequences: int) -> Quarantined:
-    return Quarantined(pa.array(sequences, pa.int64()), pa.array(["runtime"] * len(sequences), pa.string()))
+def in_quarantine(*found: tuple[int, bytes, str]) -> Quarantined:
+    """Rows of quarantine: sequence, what stands for the row, and its reason."""
+    sequences, hashes, reasons = zip(*found, strict=True) if found else ((), (), ())
+    told = pa.array(reasons, pa.string())
+    return Quarantined(pa.array(sequences, pa.int64()), families(len(found)), binary(hashes), told)
+
+
+def families(count: int) -> pa.Array:
+    return pa.array(["runtime"] * count, pa.string())
 
 
 def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> Rows:
@@ -122,7 +127,9 @@ def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> 
         binary([hashed(one) for one in sequences]),
         pa.nulls(count, pa.binary()),
         binary([blocks.position_element("S", one, b"%d" % one) for one in sequences]),
-        pa.array(["runtime"] * count, pa.string()),
+        families(count),
+        binary([b"row %d" % one for one in sequences]),
+        pa.nulls(count, pa.string()),
     )
     return plain._replace(**columns)
 
@@ -134,13 +141,14 @@ def checked(
     claims: Sequence[Claim] = (),
     readers: Sequence[Reader] = (),
     number: int = 0,
+    is_derived: bool = False,
     **facts: Any,
 ) -> list[Result]:
     low = number * BUCKET
     known = Facts([(low + 1, up_to)] if up_to else [], [], list(claims), [], in_silver(), in_quarantine())._replace(
         **facts
     )
-    return list(Bucket(PLACE, number, found, known, readers).check())
+    return list(Bucket(PLACE, number, found, known, readers).check(is_derived=is_derived))
 
 
 def errors(found: list[Result]) -> list[tuple[str, int, int]]:
@@ -234,19 +242,84 @@ def test_sums_are_those_of_the_ledger() -> None:
     assert element(4, "dead") == found[1].state  # a duplicate changes nothing
 
 
-def test_silver_says_what_bronze_says() -> None:
-    keys = [bytes([at]) * 16 for at in range(5)]
-    some = rows([1, 2, 3, 4, 6, 7], key=binary([*keys[:4], *keys[:2]]))
-    silver = in_silver(
-        (1, keys[0], hashed(1)),
-        (2, keys[1], hashed(9)),
-        (5, keys[4], None),
-        (6, keys[1], hashed(6)),
-        (7, keys[1], None),
-    )
-    found = checked(some, up_to=7, silver=silver, quarantined=in_quarantine(3), gaps=[(5, 5)])
-    assert [("differs", 2, 2), ("differs", 6, 6), ("without_message", 5, 5)] == errors(found)
-    assert [(4, keys[3])] == [(one.first, one.position) for one in found if one.what == "absent"]
+def keyed(*sequences: int | None) -> pa.Array:
+    """Silver's keys; None for a message that silver refuses."""
+    return binary([bytes([at]) * 16 if at is not None else None for at in sequences])
+
+
+def derived(found: Rows, up_to: int, **facts: Any) -> list[Result]:
+    return checked(found, up_to=up_to, is_derived=True, **facts)
+
+
+def test_silver_and_quarantine_say_what_follows_from_bronze() -> None:
+    some = rows([1, 2, 3, 4], key=keyed(1, 2, None, None))
+    silver = in_silver((1, b"row 1"), (2, b"another"))
+    refused = in_quarantine((3, b"row 3", "contract"), (4, b"another", "contract"))
+    found = derived(some, 4, silver=silver, quarantined=refused)
+    assert [("differs", 2, 2), ("differs", 4, 4)] == errors(found)
+    assert ["silver", "quarantine"] == [one.check for one in found if one.what == "error"]
+
+
+def test_each_message_stands_in_one_of_them_once() -> None:
+    some = rows([1, 2, 3, 4, 5], key=keyed(1, None, 3, None, 5))
+    silver = in_silver((1, b"row 1"), (1, b"row 1"), (2, b"row 2"), (3, b"row 3"), (9, b"row 9"))
+    refused = in_quarantine((2, b"row 2", "contract"), (3, b"row 3", "contract"))
+    found = derived(some, 5, silver=silver, quarantined=refused)
+    assert [
+        ("quarantine", "differs", 3, 3),  # its contract accepts it
+        ("silver", "refused", 2, 3),
+        ("quarantine", "missing", 4, 4),
+        ("silver", "doubled", 1, 1),
+        ("silver", "without_message", 9, 9),
+    ] == [(one.check, one.problem, one.first, one.last) for one in found if one.what == "error"]
+
+
+def test_a_message_without_a_row_of_its_own_must_be_found_by_its_key() -> None:
+    some = rows([1, 2, 3], key=keyed(1, 2, 3))
+    refused = in_quarantine((2, b"row 2", "identity_conflict"))
+    found = derived(some, 3, silver=in_silver((1, b"row 1")), quarantined=refused)
+    assert [] == errors(found)
+    assert [("conflict", 2, bytes([2]) * 16, hashed(2)), ("absent", 3, bytes([3]) * 16, hashed(3))] == [
+        (one.what, one.first, one.position, one.state) for one in found if one.what in ("absent", "conflict")
+    ]
+
+
+def test_before_silver_has_begun_nothing_is_missed_there() -> None:
+    assert [] == errors(checked(rows([1, 2], key=keyed(1, None)), up_to=2))
+
+
+def test_rows_are_counted_by_family_for_the_balance() -> None:
+    some = rows([1, 2, 3], key=keyed(1, None, 3))
+    refused = in_quarantine((2, b"row 2", "contract"))
+    found = derived(some, 3, silver=in_silver((1, b"row 1")), quarantined=refused)
+    told = {(one.check, one.problem): one.amount for one in found if one.what == "balance"}
+    assert {("runtime", "rows_in"): 3, ("runtime", "rows_out"): 1, ("runtime", "quarantined"): 1} == told
+
+
+def test_what_bronze_adds_to_a_message_must_follow_from_it() -> None:
+    wrong = pa.array([None, "tenant", "tenant and date"], pa.string())
+    found = checked(rows([1, 2, 3], wrong=wrong), up_to=3)
+    assert [("differs", 2, 3)] == errors(found)
+
+
+def test_what_stood_in_files_that_cannot_be_read_is_not_called_wrong() -> None:
+    silver = in_silver((1, b"row 1"), (2, b"row 2"))
+    found = derived(rows([1], key=keyed(1)), 3, silver=silver, lost=[(2, 3)])
+    assert [] == errors(found)
+    assert 2 == counts(found)["sequences.unread"]
+
+
+# ---- balance
+
+
+def test_batches_must_balance_with_the_tables() -> None:
+    told = {("runtime", "rows_in"): 5, ("runtime", "rows_out"): 4, ("", "quarantined"): 1}
+    assert ["count"] * 3 == [one.what for one in sums.compare_balance(told, told)]
+    found = list(sums.compare_balance(told, told | {("runtime", "rows_in"): 3, ("message", "rows_in"): 2}))
+    assert [("error", "rows_in", 2), ("error", "rows_in", 2)] == [
+        (one.what, one.problem, one.amount) for one in found if one.what == "error"
+    ]
+    assert "silver's batches name 5 rows of runtime, and bronze holds 3" in [one.detail for one in found]
 
 
 # ---- sums of blocks
@@ -259,25 +332,25 @@ def part(what: str, amount: int = 0, position: bytes = b"", state: bytes = NO_ST
 def test_a_block_is_proven_by_all_of_its_inputs() -> None:
     whole = [part("link", state=state(5)), part("inputs", 2, state(3), b""), part("sum", 1, state(1), state(2))]
     proven = [*whole, part("sum", 1, state(2), state(3))]
-    assert ["inputs", "blocks"] == [one.problem for one in rules.compare(proven)]
-    assert ["unproven", "unproven"] == [one.problem for one in rules.compare(whole)]
+    assert ["inputs", "blocks"] == [one.problem for one in sums.compare(proven)]
+    assert ["unproven", "unproven"] == [one.problem for one in sums.compare(whole)]
 
 
 def test_other_bytes_and_another_state_are_wrong_each_by_itself() -> None:
     told = [part("link", state=state(5)), part("inputs", 1, state(3), b"")]
-    assert ["bodies", "blocks"] == [one.problem for one in rules.compare([*told, part("sum", 1, state(4), state(5))])]
-    assert ["inputs", "differs"] == [one.problem for one in rules.compare([*told, part("sum", 1, state(3), state(6))])]
+    assert ["bodies", "blocks"] == [one.problem for one in sums.compare([*told, part("sum", 1, state(4), state(5))])]
+    assert ["inputs", "differs"] == [one.problem for one in sums.compare([*told, part("sum", 1, state(3), state(6))])]
 
 
 def test_a_closing_block_may_not_change_the_state() -> None:
-    assert ["blocks"] == [one.problem for one in rules.compare([part("link")])]
-    assert ["differs"] == [one.problem for one in rules.compare([part("link", state=state(1))])]
+    assert ["blocks"] == [one.problem for one in sums.compare([part("link")])]
+    assert ["differs"] == [one.problem for one in sums.compare([part("link", state=state(1))])]
 
 
 def test_listed_inputs_prove_the_state() -> None:
     told = [part("link", state=state(5)), part("inputs", 1, state(3), b"")]
-    assert ["listed", "blocks"] == [one.problem for one in rules.compare([*told, part("listed", 1, b"", state(5))])]
-    assert ["listed", "differs"] == [one.problem for one in rules.compare([*told, part("listed", 1, b"", state(6))])]
+    assert ["listed", "blocks"] == [one.problem for one in sums.compare([*told, part("listed", 1, b"", state(5))])]
+    assert ["listed", "differs"] == [one.problem for one in sums.compare([*told, part("listed", 1, b"", state(6))])]
 
 
 def test_a_lifetime_is_read_from_what_blocks_carry() -> None:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
-"""Most of what these tests wait for is Java that starts: compile little, collect simply."""
+QUICK_START = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=192m -XX:+UseSerialGC -XX:-UsePerfData"
+"""Most of what these tests wait for is Java that starts: compile little, collect simply. The plans of many audits need
+room: where it is full, Java compiles nothing any more."""
 LEAK = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
 
 

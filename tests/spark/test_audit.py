@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import runpy
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
 import pytest
 
 from oncewire._ground.contracts import blocks
 from oncewire._ground.contracts.blocks import Outcome
 from oncewire.pipeline.auditing.run import audit, keep_verdict, last_verdicts
 from oncewire.pipeline.auditing.verdict import Finding, Verdict
+from oncewire.pipeline.decode import decode
+from oncewire.pipeline.tables import BRONZE, SILVER
 from tests.support.lakes import DLQ, EVENTS, LEDGER, FakeAgent, Lake, bill
 
 if TYPE_CHECKING:
@@ -227,6 +231,117 @@ def change_in_silver(agent: FakeAgent) -> int:
     return _first(agent) + 8
 
 
+def change_a_payload_in_silver(agent: FakeAgent) -> int:
+    """Key and digest stay as they were."""
+    agent.lake.silver_row("runtime", EVENTS, _first(agent))["payload"] = '{"order":1,"cents":999999}'
+    return _first(agent)
+
+
+def change_a_tenant_in_silver(agent: FakeAgent) -> int:
+    """The column of row filters."""
+    agent.lake.silver_row("runtime", EVENTS, _first(agent) + 1)["tenant"] = "evil"
+    return _first(agent) + 1
+
+
+def change_a_time_in_silver(agent: FakeAgent) -> int:
+    agent.lake.silver_row("runtime", EVENTS, _first(agent) + 2)["event_time"] += timedelta(days=30)
+    return _first(agent) + 2
+
+
+def change_a_block_in_silver(agent: FakeAgent) -> int:
+    """A column that holds rows in rows."""
+    row = agent.lake.silver_row("ledger", LEDGER, agent.announced[0])
+    row["inputs"] = [one | {"start": one["start"] + 1} for one in row["inputs"]]
+    return agent.announced[0]
+
+
+def change_a_time_in_bronze(agent: FakeAgent) -> int:
+    """Silver has the time that the stream gave."""
+    row = agent.lake.row(EVENTS, _first(agent) + 3)
+    row["timestamp"] += timedelta(days=30)
+    row["date"] = row["timestamp"].date()
+    return _first(agent) + 3
+
+
+def change_a_tenant_in_bronze(agent: FakeAgent) -> int:
+    """In silver too, where it is that of the subject."""
+    agent.lake.row(EVENTS, _first(agent) + 4)["tenant"] = "evil"
+    return _first(agent) + 4
+
+
+def change_a_date_in_bronze(agent: FakeAgent) -> int:
+    agent.lake.row(EVENTS, _first(agent) + 4)["date"] -= timedelta(days=30)
+    return _first(agent) + 4
+
+
+def change_a_header_in_bronze(agent: FakeAgent) -> int:
+    agent.lake.row(EVENTS, _first(agent) + 5)["headers"][0]["value"] = b"in.another"
+    return _first(agent) + 5
+
+
+def refuse(agent: FakeAgent) -> int:
+    """A message that silver refuses."""
+    return agent.lake.add(EVENTS, f"evt.default.demo.{agent.ledger.agent}.made", b"no json")
+
+
+def drop_from_quarantine(agent: FakeAgent) -> int:
+    [row] = [row for row in agent.lake.quarantine if row["subject"].split(".")[3] == agent.ledger.agent]
+    agent.lake.quarantine.remove(row)
+    return int(row["sequence"])
+
+
+def change_in_quarantine(agent: FakeAgent) -> int:
+    [row] = [row for row in agent.lake.quarantine if row["subject"].split(".")[3] == agent.ledger.agent]
+    row["reason"] = "subject"
+    return int(row["sequence"])
+
+
+def hide_in_quarantine(agent: FakeAgent) -> int:
+    """As if another message had its identity."""
+    row = agent.lake.silver_row("runtime", EVENTS, _first(agent))
+    agent.lake.silver["runtime"].remove(row)
+    told = {"family": "runtime", "reason": "identity_conflict", "detail": "its identity stands for another one"}
+    agent.lake.quarantine.append(agent.lake.row(EVENTS, _first(agent)) | told)
+    return _first(agent)
+
+
+def keep_the_later_copy(agent: FakeAgent) -> int:
+    """Silver must keep the first one in its stream."""
+    first, copy = _copied(agent)
+    kept = agent.lake.silver_row("runtime", EVENTS, first)
+    later = decode(pa.Table.from_pylist([agent.lake.row(EVENTS, copy)], BRONZE.schema)).parts["runtime"].to_pylist()[0]
+    agent.lake.silver["runtime"][agent.lake.silver["runtime"].index(kept)] = later
+    return first
+
+
+def copy(agent: FakeAgent) -> int:
+    """A message comes again, under its identity."""
+    row = agent.lake.row(EVENTS, _first(agent))
+    return agent.lake.add(EVENTS, row["subject"], row["payload"])
+
+
+def _copied(agent: FakeAgent) -> tuple[int, int]:
+    body = agent.lake.row(EVENTS, _first(agent))["payload"]
+    first, later = (row["sequence"] for row in agent.lake.rows if row["payload"] == body)
+    return first, later
+
+
+def drop_other_content_as_a_copy(agent: FakeAgent) -> int:
+    """It belongs in quarantine, as the other content of an identity."""
+    first, later = _copied(agent)
+    agent.lake.row(EVENTS, later)["payload"] = agent.lake.row(EVENTS, later)["payload"].replace(b"Placed", b"PlaceD")
+    assert first < later
+    return later
+
+
+def file_under_another_family(agent: FakeAgent) -> int:
+    row = agent.lake.silver_row("runtime", EVENTS, _first(agent))
+    agent.lake.silver["runtime"].remove(row)
+    names = [name for name, _ in SILVER["message"].columns]
+    agent.lake.silver.setdefault("message", []).append({name: row.get(name) for name in names})
+    return _first(agent)
+
+
 def _first(agent: FakeAgent) -> int:
     told = blocks.read_announcement(agent.lake.row(LEDGER, agent.announced[0])["payload"])
     return told.inputs[0].done[0][0]
@@ -242,9 +357,37 @@ DAMAGE: dict[str, Damage] = {
     for one in (
         change_a_byte, drop_a_row, double_a_row, drop_a_block, forge_a_block, forge_a_chain, drop_an_effect,
         forget_a_gap, lose_an_input, settle_twice, change_a_letter, bury_what_is_done, drop_from_silver,
-        double_in_silver, change_in_silver,
+        double_in_silver, change_in_silver, change_a_payload_in_silver, change_a_tenant_in_silver,
+        change_a_time_in_silver, change_a_block_in_silver, change_a_time_in_bronze, change_a_tenant_in_bronze,
+        change_a_date_in_bronze, change_a_header_in_bronze, drop_from_quarantine, change_in_quarantine,
+        hide_in_quarantine, keep_the_later_copy, drop_other_content_as_a_copy, file_under_another_family,
     )
 }  # fmt: skip
+BEFORE: dict[Damage, Callable[[FakeAgent], int]] = {
+    drop_from_quarantine: refuse,
+    change_in_quarantine: refuse,
+    keep_the_later_copy: copy,
+    drop_other_content_as_a_copy: copy,
+}
+"""What a damage needs in a lake that is in order."""
+DERIVED: dict[Damage, tuple[str, str, str]] = {
+    change_in_silver: ("silver", "differs", EVENTS),
+    change_a_payload_in_silver: ("silver", "differs", EVENTS),
+    change_a_tenant_in_silver: ("silver", "differs", EVENTS),
+    change_a_time_in_silver: ("silver", "differs", EVENTS),
+    change_a_block_in_silver: ("silver", "differs", LEDGER),
+    change_a_time_in_bronze: ("silver", "differs", EVENTS),
+    change_a_tenant_in_bronze: ("sequences", "differs", EVENTS),
+    change_a_date_in_bronze: ("sequences", "differs", EVENTS),
+    change_a_header_in_bronze: ("silver", "differs", EVENTS),
+    drop_from_quarantine: ("quarantine", "missing", EVENTS),
+    change_in_quarantine: ("quarantine", "differs", EVENTS),
+    hide_in_quarantine: ("silver", "no_conflict", EVENTS),
+    keep_the_later_copy: ("silver", "later_copy", EVENTS),
+    drop_other_content_as_a_copy: ("silver", "dropped", EVENTS),
+    file_under_another_family: ("silver", "differs", EVENTS),
+}
+"""Damage that shows between bronze and what was derived from it, with its finding."""
 
 
 class Damaged:
@@ -254,6 +397,9 @@ class Damaged:
         lake = Lake(path)
         agents = {name: busy(lake, name.replace("_", "")) for name in DAMAGE}
         self.agents = agents
+        for name, damage in DAMAGE.items():
+            if damage in BEFORE:
+                BEFORE[damage](agents[name])
         lake.derive()
         self.done = {name: damage(agents[name]) for name, damage in DAMAGE.items()}
         self.verdict = audit(spark, lake.write())
@@ -347,6 +493,36 @@ def test_damage_in_silver_is_named_by_position_and_id(damaged: Damaged) -> None:
     assert {at, at + 1} == {one.first for one in named(damaged.verdict, "silver", "doubled")}
     at = damaged.done["change_in_silver"]
     assert (EVENTS, at, at) in damaged.at("change_in_silver", "silver", "differs")
+
+
+@pytest.mark.parametrize("damage", DERIVED, ids=lambda damage: damage.__name__)
+def test_what_does_not_follow_from_bronze_is_named_by_its_place(damaged: Damaged, damage: Damage) -> None:
+    check, problem, stream = DERIVED[damage]
+    at = damaged.done[damage.__name__]
+    assert (stream, at) in {
+        (one.stream, sequence)
+        for one in named(damaged.verdict, check, problem)
+        for sequence in range(one.first, one.last + 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("damage", "column"),
+    [
+        (change_a_payload_in_silver, "payload"),
+        (change_a_tenant_in_silver, "tenant"),
+        (change_a_time_in_silver, "event_time"),
+        (change_a_block_in_silver, "inputs"),
+        (change_a_time_in_bronze, "timestamp and event_time and date"),
+        (change_in_quarantine, "reason"),
+    ],
+    ids=lambda damage: getattr(damage, "__name__", None),
+)
+def test_the_columns_that_differ_are_named(damaged: Damaged, damage: Damage, column: str) -> None:
+    check, problem, stream = DERIVED[damage]
+    at = damaged.done[damage.__name__]
+    (found,) = [one for one in named(damaged.verdict, check, problem) if (one.stream, one.first) == (stream, at)]
+    assert found.detail.endswith(f"says something else than bronze: {column}")
 
 
 def test_letters_must_be_their_originals(damaged: Damaged) -> None:

@@ -27,6 +27,7 @@ from oncewire.pipeline.lake.log import SILVER_APP
 from oncewire.pipeline.lake.log import Lake as Tables
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.landing import tenants
 
 CREATED = "2026-11-01T00:00:00Z"
 CREATED_NS = parse_time_ns(CREATED)
@@ -57,10 +58,12 @@ class Lake:
         self.now += timedelta(milliseconds=1)
         sequence = self.reached.get(stream, 0) + 1
         self.reached[stream] = sequence
+        carried = headers_of(headers or {})
+        (tenant,) = tenants(pa.array([subject]), pa.array([carried], tables.HEADERS)).to_pylist()
         self.rows.append(
             {
-                "tenant": None, "stream": stream, "created_ns": CREATED_NS, "incarnation": 0, "sequence": sequence,
-                "subject": subject, "timestamp": self.now, "nanos": 0, "headers": headers_of(headers or {}),
+                "tenant": tenant, "stream": stream, "created_ns": CREATED_NS, "incarnation": 0, "sequence": sequence,
+                "subject": subject, "timestamp": self.now, "nanos": 0, "headers": carried,
                 "payload": payload, "date": self.now.date(),
             }
         )  # fmt: skip

@@ -90,22 +90,28 @@ class Decoded(NamedTuple):
     quarantine: pa.Table
     refused: dict[str, int]
     """Rows in `quarantine` by family, '' for subjects without one."""
+    at: dict[str, list[int]]
+    """By part where its rows stood in the batch; those of quarantine too."""
 
 
 def decode(rows: pa.Table, families: Families = ()) -> Decoded:
     """Read every row of bronze by the contract of its subject."""
     home = lru_cache(maxsize=4096)(lambda subject: silver_name(subject, families))
     parts: dict[str, list[pa.Table]] = {}
+    at: dict[str, list[int]] = {}
     wrong: list[Wrong] = []
     places = Places(rows)
     with uncollected():
         for first in range(0, rows.num_rows, TOGETHER):
             some = Some(rows.slice(first, TOGETHER), first, places, home)
-            for name, table in some.tables():
+            for name, table, stood in some.tables():
                 parts.setdefault(name, []).append(table)
+                at.setdefault(name, []).extend(stood)
             wrong += sorted(some.wrong, key=lambda one: one.at)
     refused = dict(Counter(one.family for one in wrong))
-    return Decoded({name: pa.concat_tables(made) for name, made in parts.items()}, quarantined(rows, wrong), refused)
+    at[QUARANTINE.name] = [one.at for one in wrong]
+    whole = {name: pa.concat_tables(made) for name, made in parts.items()}
+    return Decoded(whole, quarantined(rows, wrong), refused, at)
 
 
 @contextmanager
@@ -131,8 +137,9 @@ class Some:
         self._places = places
         self.wrong: list[Wrong] = []
 
-    def tables(self) -> Iterator[tuple[str, pa.Table]]:
-        """The rows of each silver table in the order of bronze. All that is not there is `wrong` afterwards."""
+    def tables(self) -> Iterator[tuple[str, pa.Table, Sequence[int]]]:
+        """The rows of each silver table in the order of bronze, and where they stood there. All that is not there is
+        `wrong` afterwards."""
         homes = set(self._homes.values())
         if homes == {RUNTIME}:
             every = range(self._first, self._first + len(self._bodies))
@@ -186,12 +193,12 @@ class Some:
                 read_.append(read)
         return {name: Parted(*columns) for name, columns in parted.items()}
 
-    def _tables(self, name: str, part: Parted) -> Iterator[tuple[str, pa.Table]]:
+    def _tables(self, name: str, part: Parted) -> Iterator[tuple[str, pa.Table, Sequence[int]]]:
         """The part as a table. What Arrow refuses is halved until the rows that it refuses stand alone."""
         if not part.at:
             return
         try:
-            yield name, _table(self._places, SILVER[name], part)
+            yield name, _table(self._places, SILVER[name], part), part.at
         except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError) as error:
             if len(part.at) == 1:
                 self.wrong.append(Wrong(part.at[0], name, "unreadable", f"{type(error).__name__}: {error}"))

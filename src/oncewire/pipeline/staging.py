@@ -23,9 +23,8 @@ from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.place import place_of
 from oncewire.pipeline.lake.rules import Written
 from oncewire.pipeline.lake.table import Table
-from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
+from oncewire.pipeline.tables import BRONZE, CONFLICT, QUARANTINE, SILVER
 
-CONFLICT: Final = "identity_conflict"
 WHOLE_BYTES_MIN: Final = files.FILE_BYTES_MAX // 8
 """From this size on, in memory as in Arrow, rows are written as a file of their table at once."""
 

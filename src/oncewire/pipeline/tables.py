@@ -183,6 +183,9 @@ QUARANTINE: Final = Table(
     "a message that silver refused",
 )
 
+CONFLICT: Final = "identity_conflict"
+"""The one reason for quarantine that does not follow from the message alone: another one has its identity."""
+
 TOPICS: Final = Table(
     "topics",
     (

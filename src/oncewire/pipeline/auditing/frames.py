@@ -15,25 +15,18 @@ from typing import TYPE_CHECKING, Any
 from oncewire._ground.contracts import letters
 from oncewire._ground.contracts.headers import MSG_ID
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
-from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Hole, Lifetime, Reader, agent_of, bucket_of
-from oncewire.pipeline.auditing.workers import (
-    BLOCK,
-    EFFECT_PREFIX,
-    FACT,
-    ROW,
-    RUNTIME_SUBJECTS,
-    Narrow,
-    check_buckets,
-    compare_sums,
-    read_blocks,
-    walk_chains,
-)
-from oncewire.pipeline.families import REPLAY_PREFIX, Families
+from oncewire.pipeline.auditing.chains import Hole
+from oncewire.pipeline.auditing.narrow import DERIVED, FACT, ROW, Derived, Narrow, check_buckets
+from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Lifetime, Reader, agent_of, bucket_of
+from oncewire.pipeline.auditing.workers import BLOCK, compare_sums, read_blocks, walk_chains
+from oncewire.pipeline.families import Families
+from oncewire.pipeline.tables import CONFLICT, QUARANTINE, RAW
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 LEDGER = "LEDGER"
+EFFECT_PREFIX = "fx."
 PLACE = ("stream", "created_ns", "incarnation")
 _RESULT_COLUMNS = [one.split(" ") for one in RESULT.split(", ")]
 _NOTHING = {"string": "''", "long": "0L", "int": "0", "binary": "X''"}
@@ -134,7 +127,7 @@ def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut, asked: Collection[
     )  # fmt: skip
     read = found.where(sf.col("chain").isNotNull())
     beyond = (
-        " or ".join(f"(c.stream = {_text(name)} and c.sequence > {at}L)" for name, at in reached.items()) or "false"
+        " or ".join(f"(c.stream = {literal(name)} and c.sequence > {at}L)" for name, at in reached.items()) or "false"
     )
     told = read.groupBy("chain").agg(
         sf.max("number").alias("last"),
@@ -174,7 +167,7 @@ def _hashes(read: DataFrame, wanted: Collection[tuple[str, int]]) -> dict[tuple[
     return {(row.chain, row.number): bytes(row.h).hex() for row in found.collect()}
 
 
-def _text(value: str) -> str:
+def literal(value: str) -> str:
     """As a literal of Spark SQL."""
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
@@ -250,34 +243,33 @@ def audit_positions(
     gaps: DataFrame,
     chains: Chains,
     cut: Cut,
-    silver: DataFrame | None = None,
+    silver: Mapping[str, DataFrame] | None = None,
     quarantine: DataFrame | None = None,
     families: Families = (),
     lost: DataFrame | None = None,
 ) -> DataFrame:
-    """Every position below the cut is in bronze once or in a known gap; has one outcome, or is in progress; and what it
-    adds to the sums of its block. `once` are the blocks, each once; `lost` are ranges that stood in files of bronze
-    that cannot be read."""
-    is_runtime = " or ".join(f"startswith(subject, '{one}')" for one in RUNTIME_SUBJECTS)
-    is_replay = f"coalesce(startswith({header_value(MSG_ID)}, {_bytes(REPLAY_PREFIX.encode())}), false)"
-    rows = bronze.selectExpr(
-        "tenant", *PLACE, "sequence", "subject", "unix_micros(timestamp) as at_us", "nanos",
-        f"{header_value(MSG_ID)} as msg_id",
-        f"if(({is_runtime}) and not {is_replay}, null, headers) as headers",
-        "payload",
-    ).mapInArrow(Narrow(chains.readers, families), ROW)  # fmt: skip
+    """Every position below the cut is in bronze once or in a known gap; stands in silver or in quarantine, in every
+    column as it follows from the message; has one outcome, or is in progress; and what it adds to the sums of its
+    block.
+
+    `once` are the blocks, each once. `silver` are its tables by family, None where nothing was derived yet. `lost` are
+    ranges that stood in files of bronze that cannot be read."""
+    rows = bronze.mapInArrow(Narrow(chains.readers, families), ROW)
+    derived = [_points(frame.mapInArrow(Derived(name), DERIVED), "silver") for name, frame in (silver or {}).items()]
+    if quarantine is not None:
+        derived.append(_points(quarantine.mapInArrow(Derived(QUARANTINE.name), DERIVED), "quarantine"))
     facts = union(
         [
             _expected(bronze.sparkSession, cut),
             _in_buckets(gaps.selectExpr(*PLACE, "'gap' as kind", "first", "last")),
             *([_in_buckets(lost.selectExpr(*PLACE, "'lost' as kind", "first", "last"))] if lost is not None else []),
             _in_buckets(claims(once)),
-            *([_points(silver, "silver", key="key", digest="digest", family="family")] if silver is not None else []),
-            *([_points(quarantine, "quarantine", family="family")] if quarantine is not None else []),
+            *derived,
         ]
     )
     by = [*PLACE, "bucket"]
-    return rows.groupBy(*by).cogroup(facts.groupBy(*by)).applyInArrow(check_buckets(chains.readers), RESULT)
+    check = check_buckets(chains.readers, is_derived=silver is not None)
+    return rows.groupBy(*by).cogroup(facts.groupBy(*by)).applyInArrow(check, RESULT)
 
 
 def claims(once: DataFrame) -> DataFrame:
@@ -319,12 +311,11 @@ def _in_buckets(ranges: DataFrame) -> DataFrame:
     )
 
 
-def _points(frame: DataFrame, kind: str, **columns: str) -> DataFrame:
-    named = [f"{given} as {name}" for name, given in columns.items()]
+def _points(frame: DataFrame, kind: str) -> DataFrame:
     return _as_facts(
         frame.selectExpr(
             *PLACE, f"(sequence - 1) div {BUCKET} as bucket", f"'{kind}' as kind", "sequence as first",
-            "sequence as last", *named,
+            "sequence as last", "family", "row", "reason",
         )
     )  # fmt: skip
 
@@ -367,30 +358,83 @@ def audit_sums(positions: DataFrame, once: DataFrame, chains: Chains) -> DataFra
     return ordered.mapInArrow(compare_sums, RESULT)
 
 
-# ---- silver
+# ---- silver and quarantine
 
 
-def audit_silver(positions: DataFrame, silver: DataFrame) -> DataFrame:
-    """Every envelope stands in silver once: under its own position, or as a copy of one that does."""
-    keys = silver.groupBy("key").agg({"*": "count", "sequence": "min"})
-    keys = keys.withColumnsRenamed({"count(1)": "copies", "min(sequence)": "sequence"})
-    doubled = silver.join(keys.where("copies > 1").select("key", "copies"), "key")
-    absent = positions.where("what = 'absent'").withColumnRenamed("position", "key")
-    missing = absent.join(silver.select("key").distinct(), "key", "left_anti")
-    copies = absent.join(silver.select("key").distinct(), "key", "left_semi")
-    place = {"stream": "stream", "created_ns": "created_ns", "incarnation": "incarnation"}
+def audit_silver(positions: DataFrame, silver: Mapping[str, DataFrame]) -> DataFrame:
+    """Every identity stands in silver once. A message without a row of its own is a later copy of one that has it, or
+    stands in quarantine because one with another content has it."""
+    nothing = "stream string, created_ns long, incarnation int, sequence long, key binary, digest binary, msg_id string"
+    empty = positions.sparkSession.createDataFrame([], nothing)
+    rows = union([empty, *(_keyed(frame) for frame in silver.values())])
+    keys = rows.groupBy("key").count().where("count > 1")
+    doubled = rows.join(keys, "key")
+    alone = positions.where("what in ('absent', 'conflict')").selectExpr(
+        "what", *PLACE, "first", "id", "position as key", "nullif(state, X'') as content"
+    )
+    others = rows.selectExpr("key", "digest", *(f"{name} as s_{name}" for name in (*PLACE, "sequence")))
+    judged = alone.join(others, "key", "left").withColumn("problem", _of_alone())
+    place = {"stream": "stream", "created_ns": "created_ns", "incarnation": "incarnation", "first": "first"}
+    told = " ".join(f"when '{name}' then {literal(text)}" for name, text in _ALONE.items())
+    wrong = judged.where(f"problem in ({', '.join(literal(name) for name in _ALONE)})").dropDuplicates(["key", "first"])
     return union(
         [
+            result(wrong, "error", "silver", "", **place, last="first", id="id", amount="1L",
+                   detail=f"case problem {told} end"),
             result(
-                missing, "error", "silver", "missing", **place, first="first", last="first", id="id", amount="1L",
-                detail="'no row of silver or quarantine stands for it'",
+                doubled, "error", "silver", "doubled", **place | {"first": "sequence"}, last="sequence", id="msg_id",
+                amount="1L", detail="concat('one of ', count, ' rows with the key ', lower(hex(key)))",
             ),
             result(
-                doubled, "error", "silver", "doubled", **place, first="sequence", last="sequence", id="msg_id",
-                amount="1L", detail="concat('one of ', copies, ' rows with the key ', lower(hex(key)))",
+                judged.where("problem in ('copies', 'conflicts')").groupBy("problem", *PLACE).count(), "count",
+                "silver", "", stream="stream", created_ns="created_ns", incarnation="incarnation", amount="count",
             ),
-            result(copies.groupBy(*PLACE).count(), "count", "silver", "copies", **place, amount="count"),
         ]
+    )  # fmt: skip
+
+
+_ALONE = {
+    "missing": "no row of silver or quarantine stands for it",
+    "dropped": "it was dropped as a copy, and says something else than the row with its identity",
+    "later_copy": "a later copy is the row in its place",
+    "no_conflict": "it is in quarantine because of another content, and silver has none with its identity",
+}
+
+
+def _of_alone() -> Column:
+    """What is to be said of a message without a row, and the row of silver that has its key."""
+    from pyspark.sql import functions as sf
+
+    same = " and ".join(f"{name} = s_{name}" for name in PLACE)
+    return sf.expr(
+        f"""case
+        when what = 'conflict' then if(s_stream is not null and not (content <=> digest), 'conflicts', 'no_conflict')
+        when s_stream is null then 'missing'
+        when content is not null and digest is not null and content != digest then 'dropped'
+        when {same} and s_sequence > first then 'later_copy'
+        else 'copies' end"""
+    )
+
+
+def _keyed(frame: DataFrame) -> DataFrame:
+    """What silver's copies are told by; some families have no digest."""
+    digest = "digest" if "digest" in frame.columns else "cast(null as binary) as digest"
+    return frame.selectExpr(*PLACE, "sequence", "key", digest, "msg_id")
+
+
+def audit_quarantine(bronze: DataFrame, quarantine: DataFrame) -> DataFrame:
+    """What is in quarantine because another message has its identity stands there as in bronze, byte for byte. (All
+    else there follows from its message alone: `audit_positions`.)"""
+    from pyspark.sql import functions as sf
+
+    names = [name for name, _ in RAW]
+    told = quarantine.where(f"reason = '{CONFLICT}'").select(*PLACE, "sequence", sf.struct(*names).alias("there"))
+    stood = bronze.select(*PLACE, "sequence", sf.struct(*names).alias("stood"))
+    differs = told.join(stood, [*PLACE, "sequence"]).where("not (there <=> stood)")
+    return result(
+        differs, "error", "quarantine", "differs", stream="stream", created_ns="created_ns",
+        incarnation="incarnation", first="sequence", last="sequence", amount="1L",
+        detail="'quarantine says something else than bronze'",
     )  # fmt: skip
 
 
@@ -445,7 +489,7 @@ def _sight(gaps: DataFrame, cut: Cut) -> str:
     seen = set(newest(cut))
 
     def among(streams: set[str]) -> str:
-        return f"target in ({', '.join(_text(one) for one in sorted(streams))})" if streams else "false"
+        return f"target in ({', '.join(literal(one) for one in sorted(streams))})" if streams else "false"
 
     return (
         f"case when not ({among(seen)}) then 'out_of_sight' "

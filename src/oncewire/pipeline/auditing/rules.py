@@ -1,25 +1,20 @@
-"""What an audit concludes from blocks and rows. Pure: values in, results out; Spark only brings them together.
+"""What an audit concludes about positions, 65,536 of a stream at a time. Pure: values in, results out.
 
-An audit reads the lake at a *cut*: a version of bronze, which has everything up to a known sequence of each stream.
-What lies above is pending, not wrong. Two walks give all conclusions but those about effects and letters:
-
-    blocks of one chain, in order      each follows from the one before it (`walk`)
-    positions, 65,536 at a time        each is in bronze once or in a known gap, has one outcome or is in progress, and
-                                       stands in silver as it stands in bronze; what it adds to the sums of its block is
-                                       added up (`Bucket`)
-
-Both need memory for what is in hand alone: a block and the one before it, or one bucket of narrow rows.
+An audit reads the lake at a *cut*: up to a known sequence of each stream. What lies above is pending, not wrong. Below,
+each position is in bronze once or in a known gap; what stands in bronze stands in silver or in quarantine, word for
+word; it has one outcome or is in progress; and what it adds to the sums of its block is added up (`Bucket`). That needs
+memory for one bucket of narrow rows alone. Chains and sums are concluded in chains.py and sums.py.
 
 A result is an *error* (something is wrong, and named), a *note* (worth knowing, nothing is wrong), a *count*, or a part
 that a later step puts together: *sum* (what positions add to a block), *link* (what a block adds to its chain),
-*absent* (a message that has no row of its own in silver: a copy of its identity must), *balance* (rows of a family in
-a bucket, for the balance of silver's batches).
+*absent* and *conflict* (messages without a row of their own in silver: one of their identity must be there, with the
+same content or with another), *balance* (rows of a family in a bucket, for the balance of silver's batches).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncewire._ground.contracts import blocks, subjects
-from oncewire._ground.contracts.blocks import LANES, NO_HASH, NO_STATE, Outcome
+from oncewire._ground.contracts.blocks import LANES, NO_STATE, Outcome
 from oncewire._ground.errors import ContractViolation
 from oncewire._ground.jetstream.protocol import parse_time_ns
+from oncewire.pipeline.tables import CONFLICT
 
 BUCKET: Final = 65_536
 """So many sequences are looked at together."""
@@ -86,103 +82,6 @@ def agent_of(chain: str) -> str:
     return chain.rpartition("@")[0]
 
 
-# ---- chains
-
-
-class Link(NamedTuple):
-    """A block as its chain sees it. `sequence` is where the announcement stands."""
-
-    chain: str
-    number: int
-    previous: bytes
-    hash: bytes
-    state: bytes
-    sequence: int
-
-
-class Hole(NamedTuple):
-    """Why blocks may be missing: what is confirmed must be there, unless a known gap of the stream lies between."""
-
-    confirmed: int
-    gaps: Sequence[tuple[int, int]]
-
-
-def walk(links: Iterable[Link], holes: Mapping[str, Hole]) -> Iterator[Result]:
-    """The blocks of chains, in order of chain, number and place: each must follow from the one before."""
-    before: Link | None = None
-    for link in links:
-        if before is None or before.chain != link.chain:
-            yield from _begin(link)
-        elif link.number == before.number:
-            yield from _copy(before, link)
-            continue
-        elif link.number == before.number + 1:
-            yield from _follow(before, link)
-        else:
-            yield from _hole(before, link, holes[link.chain])
-        before = link
-
-
-def _link(link: Link, before: bytes | None) -> Result:
-    added = subtract(link.state, before) if before is not None else b""
-    detail = "" if before is not None else "base"
-    return _about(link, "link", "chain", "", state=added, detail=detail, position=link.state)
-
-
-def _about(link: Link, what: str, check: str, problem: str, **more: Any) -> Result:
-    return Result(
-        what, check, problem, chain=link.chain, block=link.number, first=more.pop("first", link.sequence), **more
-    )
-
-
-def _begin(link: Link) -> Iterator[Result]:
-    if link.number == 1:
-        if link.previous != NO_HASH:
-            yield _about(link, "error", "chain", "broken", detail="the first block names one before it")
-        yield _link(link, NO_STATE)
-    else:
-        yield _about(link, "note", "chain", "begins_later", detail=f"the oldest block in the lake is {link.number}")
-        yield _link(link, None)
-
-
-def _copy(before: Link, link: Link) -> Iterator[Result]:
-    if link.hash == before.hash:
-        yield _about(link, "note", "chain", "republished", detail=f"the same as at sequence {before.sequence}")
-    else:
-        text = f"another block {link.number} stands at sequence {before.sequence}"
-        yield _about(link, "error", "chain", "forked", last=link.sequence, detail=text)
-
-
-def _follow(before: Link, link: Link) -> Iterator[Result]:
-    if link.previous != before.hash:
-        text = (
-            f"block {link.number} was made behind a block {before.number} with the hash {link.previous.hex()[:16]}…, "
-            f"the one at sequence {before.sequence} has {before.hash.hex()[:16]}…"
-        )
-        yield _about(link, "error", "chain", "broken", last=link.sequence, detail=text)
-    yield _link(link, before.state)
-
-
-def _hole(before: Link, link: Link, known: Hole) -> Iterator[Result]:
-    first, last = before.number + 1, link.number - 1
-    low, high = sorted((before.sequence, link.sequence))
-    named = {"first": first, "last": last, "amount": last - first + 1}
-    if any(start < high and end > low for start, end in known.gaps):
-        yield _about(link, "note", "chain", "in_gap", **named, detail="they stood in a known gap of LEDGER")
-    elif first <= known.confirmed:
-        text = f"blocks {first} to {last} are confirmed and not in the lake"
-        yield _about(link, "error", "chain", "missing", **named, detail=text)
-    else:
-        yield _about(link, "count", "chain", "pending", **named)
-    yield _link(link, None)
-
-
-def subtract(after: bytes, before: bytes) -> bytes:
-    """Lane by lane, modulo 2^64."""
-    lanes = np.frombuffer(after, "<u8") - np.frombuffer(before, "<u8")
-    return bytes(lanes.astype("<u8").tobytes())
-
-
 # ---- positions
 
 
@@ -215,18 +114,22 @@ class Rows(NamedTuple):
     identity: pa.Array
     digest: pa.Array
     key: pa.Array
+    """Of silver; null where silver must refuse the message."""
     position: pa.Array
     family: pa.Array
     """Of silver; '' where no contract names the subject."""
+    row: pa.Array
+    """Stands for the row of silver or of quarantine that follows from the message."""
+    wrong: pa.Array
+    """Columns of bronze that do not follow from what else stands in the row; null where all do."""
 
 
 class InSilver(NamedTuple):
-    """Rows of silver in one bucket, as Arrow's columns; some families have no digest."""
+    """Rows of silver in one bucket, as Arrow's columns."""
 
     sequence: pa.Array
-    key: pa.Array
-    digest: pa.Array
     family: pa.Array
+    row: pa.Array
 
 
 class Quarantined(NamedTuple):
@@ -234,6 +137,8 @@ class Quarantined(NamedTuple):
 
     sequence: pa.Array
     family: pa.Array
+    row: pa.Array
+    reason: pa.Array
 
 
 class Claim(NamedTuple):
@@ -283,10 +188,12 @@ class Bucket:
         self._row_of = np.full(BUCKET, -1, np.int64)
         self._row_of[self._at] = np.arange(len(self._at))
 
-    def check(self) -> Iterator[Result]:
+    def check(self, *, is_derived: bool = True) -> Iterator[Result]:
+        """`is_derived`: silver has begun, so what follows from the messages must be there."""
         yield from self._sequences()
-        yield from self._in_silver()
-        yield from self._balance()
+        if is_derived:
+            yield from self._derived()
+            yield from self._balance()
         for reader in self._readers:
             yield from self._outcomes(
                 reader, [one for one in self._facts.claims if agent_of(one.chain) == reader.agent]
@@ -334,58 +241,85 @@ class Bucket:
             self._present & ~self._expected, "sequences", "beyond", lambda _: {"detail": "above what bronze has read"}
         )
         yield from self._count(self._present, "sequences", "rows")
+        wrong = self._rows.wrong
+        columns = dict(zip(self._at.tolist(), wrong.to_pylist(), strict=True)) if wrong.null_count < len(wrong) else {}
+        does_not_follow = np.zeros(BUCKET, bool)
+        does_not_follow[[at for at, names in columns.items() if names]] = True
+        yield from self._errors(
+            does_not_follow,
+            "sequences",
+            "differs",
+            lambda at: {"detail": f"{columns[at]} is not what the message says"},
+        )
         absent = self._gap & self._expected & ~self._present
         yield from self._count(absent & ~self._lost, "sequences", "in_gaps")
         yield from self._count(absent & self._lost, "sequences", "unread")
 
-    # ---- silver
+    # ---- silver and quarantine
 
-    def _in_silver(self) -> Iterator[Result]:
-        rows, silver = self._rows, self._facts.silver
-        stands = silver.sequence.to_numpy() - self._low
-        silver_of = np.full(BUCKET, -1, np.int64)
-        silver_of[stands] = np.arange(len(stands))
-        has_key = np.flatnonzero(rows.key.is_valid().to_numpy(zero_copy_only=False))
-        found = silver_of[self._at[has_key]]
-        both = has_key[found >= 0]
-        differs = np.zeros(BUCKET, bool)
-        differs[self._at[both]] = self._differs(both, found[found >= 0])
-        yield from self._absent(has_key[found < 0])
-        yield from self._errors(differs, "silver", "differs", self._silver_differs)
-        strays = np.zeros(BUCKET, bool)
-        strays[stands] = True
+    def _derived(self) -> Iterator[Result]:
+        """What stands in silver and quarantine for each message: exactly what follows from it, once."""
+        rows, facts = self._rows, self._facts
+        silver, refused = _Standing(self._low, facts.silver), _Standing(self._low, facts.quarantined)
+        accepted = rows.key.is_valid().to_numpy(zero_copy_only=False)
+        conflicts = refused.where(pc.equal(facts.quarantined.reason, CONFLICT)) & self._where(accepted)
+        differs = self._differs(accepted, silver)
+        yield from self._errors(differs, "silver", "differs", self._told("silver says something else than bronze"))
+        refused_differs = self._differs(~accepted, refused) | (refused.is_there & self._where(accepted) & ~conflicts)
         yield from self._errors(
-            strays & ~self._present & ~self._lost,
-            "silver",
-            "without_message",
-            lambda _: {"detail": "bronze has no such message"},
+            refused_differs, "quarantine", "differs", self._told("quarantine says something else than bronze")
         )
-        if len(both):
-            yield Result("count", "silver", "rows", *self._place, amount=len(both))
+        both = silver.is_there & (refused.is_there | self._where(~accepted))
+        yield from self._errors(both, "silver", "refused", self._told("silver has what it must refuse"))
+        lost = self._where(~accepted) & ~refused.is_there
+        yield from self._errors(lost, "quarantine", "missing", self._told("it was refused, and is not in quarantine"))
+        for check, standing in (("silver", silver), ("quarantine", refused)):
+            yield from self._errors(standing.times > 1, check, "doubled", self._told("more than one row stands for it"))
+            strays = standing.is_there & ~self._present & ~self._lost
+            yield from self._errors(
+                strays, check, "without_message", lambda _: {"detail": "bronze has no such message"}
+            )
+            yield from self._count(standing.is_there & self._present, check, "rows")
+        alone = self._where(accepted) & ~silver.is_there
+        yield from self._elsewhere("conflict", alone & conflicts)
+        yield from self._elsewhere("absent", alone & ~refused.is_there)
 
-    def _differs(self, row: Any, other: Any) -> Any:
-        """Whether rows and the rows of silver at their positions say different things."""
-        rows, silver = self._rows, self._facts.silver
-        wrong = pc.not_equal(rows.key.take(pa.array(row)), silver.key.take(pa.array(other)))
-        told = pc.not_equal(rows.digest.take(pa.array(row)), silver.digest.take(pa.array(other)))
-        return pc.or_(wrong, pc.fill_null(told, False)).to_numpy(zero_copy_only=False)
+    def _where(self, is_row: Any) -> Any:
+        """Positions of the rows that are marked."""
+        found = np.zeros(BUCKET, bool)
+        found[self._at[is_row]] = True
+        return found
 
-    def _absent(self, row: Any) -> Iterator[Result]:
-        """Messages without a row of their own: copies, if all is well."""
-        quarantined = np.zeros(BUCKET, bool)
-        quarantined[self._facts.quarantined.sequence.to_numpy() - self._low] = True
-        missing = pa.array(row[~quarantined[self._at[row]]])
+    def _differs(self, is_row: Any, standing: _Standing) -> Any:
+        """Positions whose row is not the one that follows from the message, of the messages that are marked."""
+        rows = np.flatnonzero(is_row)
+        others = standing.row_of[self._at[rows]]
+        rows, others = rows[others >= 0], others[others >= 0]
+        differs = np.zeros(BUCKET, bool)
+        is_other = pc.fill_null(pc.not_equal(self._rows.row.take(pa.array(rows)), standing.take(others)), True)
+        differs[self._at[rows]] = is_other.to_numpy(zero_copy_only=False)
+        return differs
+
+    def _elsewhere(self, what: str, is_one: Any) -> Iterator[Result]:
+        """Messages without a row of their own."""
+        at = np.flatnonzero(is_one)
+        taken = pa.array(self._row_of[at])
         rows = self._rows
-        columns = (rows.sequence, rows.msg_id, rows.key)
-        for sequence, msg_id, key in zip(*(one.take(missing).to_pylist() for one in columns), strict=True):
-            yield Result("absent", "silver", "", *self._place, sequence, sequence, id=msg_id or "", position=key)
+        columns = (one.take(taken).to_pylist() for one in (rows.msg_id, rows.key, rows.digest))
+        for sequence, msg_id, key, digest in zip((at + self._low).tolist(), *columns, strict=True):
+            yield Result(
+                what, "silver", "", *self._place, sequence, sequence, id=msg_id or "", position=key,
+                state=digest or b"",
+            )  # fmt: skip
 
-    def _silver_differs(self, at: int) -> dict[str, Any]:
-        row = int(self._row_of[at])
-        return {
-            "id": self._rows.msg_id[row].as_py() or "",
-            "detail": "silver says something else than the bytes in bronze",
-        }
+    def _told(self, detail: str) -> Callable[[int], dict[str, Any]]:
+        """How a finding about a message is named."""
+
+        def told(at: int) -> dict[str, Any]:
+            row = int(self._row_of[at])
+            return {"id": self._rows.msg_id[row].as_py() or "" if row >= 0 else "", "detail": detail}
+
+        return told
 
     def _balance(self) -> Iterator[Result]:
         """How many rows of each family stand where, for the balance of all batches."""
@@ -479,6 +413,27 @@ class Bucket:
         return states
 
 
+class _Standing:
+    """Rows of a derived table laid over the positions of a bucket."""
+
+    def __init__(self, low: int, rows: InSilver | Quarantined) -> None:
+        self._rows = rows
+        self._at = rows.sequence.to_numpy() - low
+        self.times = np.bincount(self._at, minlength=BUCKET)
+        self.is_there = self.times > 0
+        self.row_of = np.full(BUCKET, -1, np.int64)
+        self.row_of[self._at] = np.arange(len(self._at))
+
+    def where(self, is_row: pa.Array) -> Any:
+        """Positions of the rows that are marked."""
+        found = np.zeros(BUCKET, bool)
+        found[self._at[pc.fill_null(is_row, False).to_numpy(zero_copy_only=False)]] = True
+        return found
+
+    def take(self, rows: Any) -> pa.Array:
+        return self._rows.row.take(pa.array(rows))
+
+
 class _Laid:
     """Claims laid over the positions of a bucket."""
 
@@ -506,90 +461,3 @@ class _Laid:
 
 def lanes_of(elements: Sequence[bytes]) -> Any:
     return np.frombuffer(b"".join(elements), "<u8").reshape(-1, LANES)
-
-
-# ---- sums of blocks
-
-
-class Part(NamedTuple):
-    """What is known of the sum of a block: what it announces (per stream, and for its chain), or what rows give."""
-
-    chain: str
-    block: int
-    what: str
-    """`link`, `inputs` (announced), `listed` (of a work queue), or `sum` (recomputed)."""
-    stream: str
-    created_ns: int
-    incarnation: int
-    amount: int
-    position: bytes
-    state: bytes
-
-
-def compare(parts: Iterable[Part]) -> Iterator[Result]:
-    """Parts in order of chain and block: what each block announces against what its inputs give."""
-    block: list[Part] = []
-    for part in parts:
-        if block and (block[0].chain, block[0].block) != (part.chain, part.block):
-            yield from _compare_block(block)
-            block = []
-        block.append(part)
-    if block:
-        yield from _compare_block(block)
-
-
-def _compare_block(parts: list[Part]) -> Iterator[Result]:
-    chain, number = parts[0].chain, parts[0].block
-    announced = {part[3:6]: part for part in parts if part.what == "inputs"}
-    found: dict[Lifetime, list[Part]] = {}
-    for part in parts:
-        if part.what in ("sum", "listed"):
-            found.setdefault(part[3:6], []).append(part)
-    is_whole = True
-    for place, told in sorted(announced.items()):
-        mine = found.get(place, [])
-        is_listed = any(part.what == "listed" for part in mine)
-        if sum(part.amount for part in mine) != told.amount:
-            is_whole = False
-            yield Result("count", "sums", "unproven", *place, chain=chain, block=number, amount=told.amount)
-        elif is_listed:
-            yield Result("count", "sums", "listed", *place, chain=chain, block=number, amount=told.amount)
-        elif blocks.add(NO_STATE, [part.position for part in mine]) != told.position:
-            text = f"the bytes of its {told.amount} inputs in bronze are not those that it settled"
-            yield Result("error", "sums", "bodies", *place, chain=chain, block=number, amount=told.amount, detail=text)
-        else:
-            yield Result("count", "sums", "inputs", *place, chain=chain, block=number, amount=told.amount)
-    yield from _compare_state(chain, number, parts, found, is_whole)
-
-
-def _compare_state(
-    chain: str, number: int, parts: list[Part], found: dict[Lifetime, list[Part]], is_whole: bool
-) -> Iterator[Result]:
-    links = [part for part in parts if part.what == "link"]
-    if not links or not links[0].state or not is_whole:
-        yield Result("count", "state", "unproven", chain=chain, block=number, amount=1)
-        return
-    given = blocks.add(NO_STATE, [part.state for mine in found.values() for part in mine])
-    if given != links[0].state:
-        text = "its state hash does not follow from its inputs"
-        yield Result("error", "state", "differs", chain=chain, block=number, detail=text, position=links[0].position)
-    else:
-        yield Result("count", "state", "blocks", chain=chain, block=number, amount=1, state=given)
-
-
-# ---- balance
-
-Balances = Mapping[tuple[str, str], int]
-"""Rows by family and by what became of them: rows_in, rows_out, quarantined."""
-
-
-def compare_balance(told: Balances, found: Balances) -> Iterator[Result]:
-    """What silver's batches say they took in and put out, against what the tables hold below the cut."""
-    for family, name in sorted({*told, *found}):
-        wanted, there = told.get((family, name), 0), found.get((family, name), 0)
-        if wanted != there:
-            table = {"rows_in": "bronze", "rows_out": f"silver/{family}", "quarantined": "quarantine"}[name]
-            text = f"silver's batches name {wanted:,} rows of {family or 'no family'}, and {table} holds {there:,}"
-            yield Result("error", "balance", name, detail=text, amount=abs(wanted - there))
-        else:
-            yield Result("count", "balance", name, chain=family, amount=there)

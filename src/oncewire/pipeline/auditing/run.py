@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
-from oncewire.pipeline.auditing import frames, known, rules, settlements
+from oncewire.pipeline.auditing import frames, known, settlements, sums
+from oncewire.pipeline.auditing.explain import explained
 from oncewire.pipeline.auditing.intact import Intact, check_files
 from oncewire.pipeline.auditing.opened import Opened, Told, look_back, open_lake
 from oncewire.pipeline.auditing.verdict import (
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 FINDINGS_MAX: Final = 200
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
-_NARROW: Final = (*frames.PLACE, "sequence", "key", "digest", "msg_id")
 _BELOW: Final = ("bronze", "quarantine", *(table.name for table in tables.SILVER.values()))
 _READ: Final = (*_BELOW, "gaps", "topics")
 
@@ -75,7 +75,7 @@ def audit(
         chains, results = _results(stack, found, opened, intact, asked, families, group_idle_ms)
         rows = _counts(results)
         errors = sum(row.rows for row in rows if row.what == "error")
-        listed = _findings(results, "error", findings_max) if errors else []
+        listed = explained(found, _findings(results, "error", findings_max), families) if errors else []
         notes = _findings(results, "note", NOTES_MAX) if any(row.what == "note" for row in rows) else []
     chained = [finding for one in records for finding in known.broken_off(one, chains.ends, chains.hashes)]
     balance = _balance(opened, intact, rows)
@@ -105,10 +105,9 @@ def _last_known(opened: Opened, intact: Intact) -> list[Known]:
 
 
 def _read(spark: SparkSession, opened: Opened, name: str, intact: Intact) -> DataFrame:
-    """A table as it is now, without what came since the cut; of silver the columns that are compared."""
-    columns = _NARROW if name.startswith("silver/") else None
+    """A table as it is now, without what came since the cut."""
     without = {file.path for file in intact.unread.get(name, ())}
-    frame = tables.read_files(spark, opened.place, name, opened.handles[name], columns, without)
+    frame = tables.read_files(spark, opened.place, name, opened.handles[name], without=without)
     return frames.below(frame, opened.cut, opened.newest) if name in _BELOW else frame
 
 
@@ -140,7 +139,7 @@ def _balance(opened: Opened, intact: Intact, rows: Sequence[Any]) -> list[Findin
             key = batch["family"] or "", name
             summed[key] = summed.get(key, 0) + batch[name]
     found: list[Finding | Count] = []
-    for one in rules.compare_balance(summed, counted):
+    for one in sums.compare_balance(summed, counted):
         if one.what == "error":
             found.append(Finding(one.check, one.problem, detail=one.detail, count=one.amount))
         else:
@@ -185,13 +184,19 @@ def _results(
     lost = spark.createDataFrame([(*place, low, high) for place, low, high in intact.lost("bronze")], ranges)
     known_gaps = found["gaps"].select(*lost.columns) if "gaps" in found else lost.limit(0)
     gaps = known_gaps.union(lost) if intact.unread else known_gaps
-    silver = _silver(found)
+    silver = {name: found[table.name] for name, table in tables.SILVER.items() if table.name in found}
+    quarantine = found.get("quarantine")
     blocks = kept(frames.blocks(bronze))
     chains = frames.audit_chains(blocks, gaps, cut, asked)
     stack.callback(chains.results.unpersist)
     once = frames.distinct_blocks(blocks, chains)
-    parts_of = (bronze, once, known_gaps, chains, cut, silver, found.get("quarantine"), families)
-    positions = kept(frames.audit_positions(*parts_of, lost if intact.unread else None))
+    is_derived = opened.taken is not None
+    positions = kept(
+        frames.audit_positions(
+            bronze, once, known_gaps, chains, cut, silver if is_derived else None, quarantine, families,
+            lost if intact.unread else None,
+        )
+    )  # fmt: skip
     results = [
         chains.results,
         positions,
@@ -199,8 +204,10 @@ def _results(
         frames.audit_effects(bronze, once, gaps, chains, cut),
         frames.audit_letters(bronze, once, gaps, cut),
     ]
-    if silver is not None:
+    if is_derived:
         results.append(frames.audit_silver(positions, silver))
+    if quarantine is not None:
+        results.append(frames.audit_quarantine(bronze, quarantine))
     if any(stream.startswith(STREAM_PREFIXES) for stream, _, _ in cut) and "topics" in found:
         messages, records = kept(settlements.messages_of(bronze)), kept(settlements.records_of(bronze))
         topics = found["topics"]
@@ -208,18 +215,6 @@ def _results(
     parts = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     wanted = "what in ('error', 'note', 'count', 'balance')"
     return chains, kept(frames.union(results).where(wanted).coalesce(parts))
-
-
-def _silver(found: dict[str, DataFrame]) -> DataFrame | None:
-    """The narrow columns of all families; those without a digest have none."""
-    parts = []
-    for table in tables.SILVER.values():
-        if table.name in found:
-            has_digest = "digest" in dict(table.columns)
-            digest = "digest" if has_digest else "cast(null as binary) as digest"
-            family = f"'{table.name.removeprefix('silver/')}' as family"
-            parts.append(found[table.name].selectExpr(*frames.PLACE, "sequence", "key", digest, "msg_id", family))
-    return frames.union(parts) if parts else None
 
 
 def _counts(results: DataFrame) -> list[Any]:

@@ -20,7 +20,8 @@ CHECKS: Final = {
     "sums": "the inputs' bytes hash to the blocks' sums",
     "state": "the state hash follows from the inputs",
     "effects": "every confirmed effect is in bronze",
-    "silver": "every envelope is in silver once",
+    "silver": "every envelope is in silver once, in every column as it follows from bronze",
+    "quarantine": "what silver refuses is in quarantine, with the reason",
     "letters": "every dead letter has its origin",
     "settlements": "every message of a topic has an outcome per group, or is pending",
 }
