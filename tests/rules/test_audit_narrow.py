@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from oncewire._ground.contracts import blocks
-from oncewire.pipeline.auditing.narrow import Derived, Narrow, wrong_columns
+from oncewire.pipeline import envelopes
+from oncewire.pipeline.auditing.narrow import Derived, Narrow, Sample, wrong_columns
 from oncewire.pipeline.auditing.rowhash import columns_of, row_hashes
 from oncewire.pipeline.auditing.rules import Reader
 from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
@@ -120,7 +122,7 @@ def test_inputs_of_agents_are_told_as_agents_read_them(lake: Lake) -> None:
 
 def test_tenant_and_date_of_bronze_must_follow_from_subject_headers_and_time(lake: Lake) -> None:
     rows = pa.Table.from_pylist(lake.rows, BRONZE.schema)
-    assert wrong_columns(rows).null_count == rows.num_rows
+    assert wrong_columns(rows, {}).null_count == rows.num_rows
     first = lake.rows[0]
     changed = [
         first | {"tenant": "evil"},
@@ -128,5 +130,30 @@ def test_tenant_and_date_of_bronze_must_follow_from_subject_headers_and_time(lak
         first | {"date": first["date"] - timedelta(days=30)},
         first | {"tenant": "evil", "date": None},
     ]
-    told = wrong_columns(pa.Table.from_pylist(changed, BRONZE.schema)).to_pylist()
+    told = wrong_columns(pa.Table.from_pylist(changed, BRONZE.schema), {}).to_pylist()
     assert ["tenant", "tenant", "date", "tenant and date"] == told
+    assert ["tenant"] == wrong_columns(rows.slice(0, 1), {0: "another"}).to_pylist()
+
+
+def test_the_plain_reader_is_asked_about_all_messages_or_a_sample_by_a_seed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    every = narrowed(lake).values()
+    assert [row["row"] for row in every] == [row["plain"] for row in every]
+    sequences = np.arange(1, 100_001)
+    picked = [set(Sample(50, seed).picks(sequences)) for seed in (1, 1, 2)]
+    assert picked[0] == picked[1] != picked[2]
+    assert all(1_500 < len(one) < 2_500 for one in picked)
+    assert set(Sample(50, 1).picks(sequences[500:])) == {at - 500 for at in picked[0] if at >= 500}
+
+
+def test_a_mistake_of_silver_s_reader_is_seen_by_the_plain_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = envelopes.columns
+
+    def mistaken(*told: Any) -> dict[str, Any]:
+        made = original(*told)
+        return made | {"type": made["id"], "id": made["type"]}
+
+    monkeypatch.setattr(envelopes, "columns", mistaken)
+    found = narrowed(lake).values()
+    assert {row["family"] for row in found if row["row"] != row["plain"]} == {"runtime"}

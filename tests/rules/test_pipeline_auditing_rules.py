@@ -129,6 +129,7 @@ def rows(sequences: Sequence[int], subject: str = "evt.a.x", **columns: Any) -> 
         binary([blocks.position_element("S", one, b"%d" % one) for one in sequences]),
         families(count),
         binary([b"row %d" % one for one in sequences]),
+        pa.nulls(count, pa.binary()),
         pa.nulls(count, pa.string()),
     )
     return plain._replace(**columns)
@@ -258,6 +259,14 @@ def test_silver_and_quarantine_say_what_follows_from_bronze() -> None:
     found = derived(some, 4, silver=silver, quarantined=refused)
     assert [("differs", 2, 2), ("differs", 4, 4)] == errors(found)
     assert ["silver", "quarantine"] == [one.check for one in found if one.what == "error"]
+
+
+def test_the_plain_reader_must_say_the_same_where_it_is_asked() -> None:
+    silver = in_silver((1, b"row 1"), (2, b"row 2"), (3, b"row 3"))
+    some = rows([1, 2, 3], key=keyed(1, 2, 3), plain=binary([b"row 1", None, b"another"]))
+    found = derived(some, 3, silver=silver)
+    assert [("disagree", 3, 3)] == errors(found)
+    assert 1 == counts(found)["readers.agree"]
 
 
 def test_each_message_stands_in_one_of_them_once() -> None:

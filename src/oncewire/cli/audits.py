@@ -21,11 +21,13 @@ SETTINGS = ("data", "lake", "checkpoints", "topology_files")
 @click.command()
 @click.option(
     "--findings", "findings_max", type=click.IntRange(1, 10_000), default=200, show_default=True,
-    help="List so many at most.",
+    help="Maximum number of findings to list.",
 )  # fmt: skip
+@click.option("--deep", "is_deep", is_flag=True, help="Read every message with the audit's own reader too; slow.")
+@click.option("--seed", type=click.IntRange(0), help="Repeat the sample of an earlier audit.")
 @face.setting_options(*SETTINGS, "master")
 @face.command
-def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
+def audit(*, findings_max: int, is_deep: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
     """Prove from the lake that nothing was lost, doubled or changed. The verdict is kept in gold/audits.
 
     \b
@@ -54,6 +56,8 @@ def audit(*, findings_max: int, as_json: bool, **flags: Any) -> None:
             families=families_of(settings),
             group_idle_ms=settings.broker_group_idle_ms,
             findings_max=findings_max,
+            is_deep=is_deep,
+            seed=seed,
         )
     finally:
         spark.stop()

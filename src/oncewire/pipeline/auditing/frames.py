@@ -16,7 +16,7 @@ from oncewire._ground.contracts import letters
 from oncewire._ground.contracts.headers import MSG_ID
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire.pipeline.auditing.chains import Hole
-from oncewire.pipeline.auditing.narrow import DERIVED, FACT, ROW, Derived, Narrow, check_buckets
+from oncewire.pipeline.auditing.narrow import DERIVED, FACT, ROW, Derived, Narrow, Sample, check_buckets
 from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Lifetime, Reader, agent_of, bucket_of
 from oncewire.pipeline.auditing.workers import BLOCK, compare_sums, read_blocks, walk_chains
 from oncewire.pipeline.families import Families
@@ -247,14 +247,16 @@ def audit_positions(
     quarantine: DataFrame | None = None,
     families: Families = (),
     lost: DataFrame | None = None,
+    sample: Sample | None = None,
 ) -> DataFrame:
     """Every position below the cut is in bronze once or in a known gap; stands in silver or in quarantine, in every
     column as it follows from the message; has one outcome, or is in progress; and what it adds to the sums of its
     block.
 
     `once` are the blocks, each once. `silver` are its tables by family, None where nothing was derived yet. `lost` are
-    ranges that stood in files of bronze that cannot be read."""
-    rows = bronze.mapInArrow(Narrow(chains.readers, families), ROW)
+    ranges that stood in files of bronze that cannot be read. `sample` are the messages that are read a second time, by
+    the plain reader; all without it."""
+    rows = bronze.mapInArrow(Narrow(chains.readers, families, sample), ROW)
     derived = [_points(frame.mapInArrow(Derived(name), DERIVED), "silver") for name, frame in (silver or {}).items()]
     if quarantine is not None:
         derived.append(_points(quarantine.mapInArrow(Derived(QUARANTINE.name), DERIVED), "quarantine"))

@@ -2,12 +2,14 @@
 through a shuffle.
 
 A message becomes what silver must say of it (a key, and a hash of the whole row) and what it adds to the sums of the
-agents that read it. A row of silver or quarantine becomes the same hash of what it does say.
+agents that read it. A row of silver or quarantine becomes the same hash of what it does say. What a message says is
+read by silver's own code, which is quick, and for a sample by the audit's own (plain.py): both must say the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,8 @@ import pyarrow.compute as pc
 from oncewire._ground.contracts import blocks, ids, inputs
 from oncewire._ground.contracts import headers as names
 from oncewire._ground.errors import Refused
-from oncewire.pipeline.auditing.rowhash import row_hashes
+from oncewire.pipeline.auditing import plain
+from oncewire.pipeline.auditing.rowhash import columns_of, row_hashes
 from oncewire.pipeline.auditing.rules import BUCKET, Bucket, Claim, Facts, InSilver, Lifetime, Quarantined, Reader, Rows
 from oncewire.pipeline.auditing.workers import RESULT_SCHEMA, batches, carried, schema_of
 from oncewire.pipeline.decode import Decoded, decode
@@ -29,7 +32,7 @@ from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
 ROW: Final = (
     "stream string, created_ns long, incarnation int, bucket long, sequence long, at_us long, subject string, "
     "msg_id string, identity string, digest binary, key binary, position binary, family string, row binary, "
-    "wrong string"
+    "plain binary, wrong string"
 )
 _ROW_SCHEMA: Final = schema_of(ROW)
 FACT: Final = (
@@ -42,12 +45,30 @@ DERIVED: Final = (
 _DERIVED_SCHEMA: Final = schema_of(DERIVED)
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Which messages are read a second time, by the plain reader: one in so many, by their sequences and a seed."""
+
+    one_in: int = 1
+    seed: int = 0
+
+    def picks(self, sequences: Any) -> Any:
+        """The rows that are picked, whatever stands around them."""
+        if self.one_in == 1:
+            return np.arange(len(sequences))
+        mixed = (sequences.astype(np.uint64) + np.uint64(self.seed)) * np.uint64(0x9E3779B97F4A7C15)
+        return np.flatnonzero((mixed >> np.uint64(32)) % np.uint64(self.one_in) == 0)
+
+
 class Narrow:
     """Messages as narrow rows."""
 
-    def __init__(self, readers: Mapping[Lifetime, Sequence[Reader]], families: Families = ()) -> None:
+    def __init__(
+        self, readers: Mapping[Lifetime, Sequence[Reader]], families: Families = (), sample: Sample | None = None
+    ) -> None:
         self._readers = readers
         self._families = families
+        self._sample = sample or Sample()
 
     def __call__(self, found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in found:
@@ -58,6 +79,8 @@ class Narrow:
         subjects = rows["subject"].to_pylist()
         inputs_ = Inputs(rows, subjects, self._readers)
         family = {subject: silver_name(subject, self._families) for subject in set(subjects)}
+        picked = self._sample.picks(rows["sequence"].to_numpy())
+        seen = [plain.seen_of(row) for row in rows.take(pa.array(picked)).to_pylist()]
         identity, digest = inputs_.said(*(scattered(read, rows.num_rows, name) for name in ("identity", "digest")))
         made = {
             "bucket": pc.divide(pc.subtract(rows["sequence"], 1), BUCKET),
@@ -69,7 +92,8 @@ class Narrow:
             "position": inputs_.positions(),
             "family": pa.array([family[subject] for subject in subjects], pa.string()),
             "row": hashed(read, rows.num_rows),
-            "wrong": wrong_columns(rows),
+            "plain": _scattered([(picked, hashed_plainly(seen, self._families))], rows.num_rows, pa.binary()),
+            "wrong": wrong_columns(rows, dict(zip(picked.tolist(), map(plain.tenant_of, seen), strict=True))),
         }
         columns = [made[name] if name in made else rows[name] for name in _ROW_SCHEMA.names]
         return pa.Table.from_arrays(columns, schema=_ROW_SCHEMA).combine_chunks().to_batches()[0]
@@ -88,6 +112,28 @@ def hashed(read: Decoded, count: int) -> pa.Array:
     return _scattered([(read.at[name], row_hashes(name, part)) for name, part in parts.items()], count, pa.binary())
 
 
+def hashed_plainly(seen: Sequence[plain.Seen], families: Families) -> pa.Array:
+    """The same by the plain reader, message by message."""
+    told = [_fitting(one, plain.read(one, families)) for one in seen]
+    by_name: dict[str, list[int]] = {}
+    for at, one in enumerate(told):
+        by_name.setdefault(one.name, []).append(at)
+    parts = [
+        (at, row_hashes(name, pa.Table.from_pylist([told[one].row for one in at], pa.schema(columns_of(name)))))
+        for name, at in by_name.items()
+    ]
+    return _scattered(parts, len(seen), pa.binary())
+
+
+def _fitting(seen: plain.Seen, told: plain.Told) -> plain.Told:
+    """What the table cannot hold is refused."""
+    try:
+        pa.Table.from_pylist([told.row], pa.schema(columns_of(told.name)))
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError):
+        return plain.refused(seen.row, told.name, "unreadable")
+    return told
+
+
 def _scattered(parts: Sequence[tuple[Sequence[int], Any]], count: int, kind: pa.DataType) -> pa.Array:
     place = np.full(count, -1, np.int64)
     chunks, begin = [pa.array([], kind)], 0
@@ -98,8 +144,9 @@ def _scattered(parts: Sequence[tuple[Sequence[int], Any]], count: int, kind: pa.
     return pa.concat_arrays(chunks).take(pa.array(place, mask=place < 0))
 
 
-def wrong_columns(rows: pa.Table) -> pa.Array:
-    """The columns of bronze that it adds to a message, where they are not those that it would add."""
+def wrong_columns(rows: pa.Table, plainly: Mapping[int, str | None]) -> pa.Array:
+    """The columns of bronze that it adds to a message, where they are not those that it would add; of some messages the
+    tenant is known as the plain reader finds it."""
     wanted = {
         "tenant": tenants(rows["subject"].combine_chunks(), rows["headers"].combine_chunks()),
         "date": rows["timestamp"].combine_chunks().cast(pa.date32()),
@@ -108,8 +155,11 @@ def wrong_columns(rows: pa.Table) -> pa.Array:
     for name, column in wanted.items():
         there = rows[name].combine_chunks()
         is_same = pc.fill_null(pc.equal(there, column), pc.and_(pc.is_null(there), pc.is_null(column)))
-        for at in np.flatnonzero(~is_same.to_numpy(zero_copy_only=False)):
-            named[at].append(name)
+        for row in np.flatnonzero(~is_same.to_numpy(zero_copy_only=False)).tolist():
+            named[row].append(name)
+    for at, tenant in plainly.items():
+        if rows["tenant"][at].as_py() != tenant and "tenant" not in named[at]:
+            named[at].append("tenant")
     return pa.array([" and ".join(one) or None for one in named], pa.string())
 
 

@@ -120,6 +120,8 @@ class Rows(NamedTuple):
     """Of silver; '' where no contract names the subject."""
     row: pa.Array
     """Stands for the row of silver or of quarantine that follows from the message."""
+    plain: pa.Array
+    """The same by the plain reader; null where it was not asked."""
     wrong: pa.Array
     """Columns of bronze that do not follow from what else stands in the row; null where all do."""
 
@@ -269,6 +271,10 @@ class Bucket:
         yield from self._errors(
             refused_differs, "quarantine", "differs", self._told("quarantine says something else than bronze")
         )
+        disagree = self._where(pc.fill_null(pc.not_equal(rows.row, rows.plain), False).to_numpy(zero_copy_only=False))
+        yield from self._errors(disagree, "readers", "disagree", self._told("the two readers say different things"))
+        is_read_twice = rows.plain.is_valid().to_numpy(zero_copy_only=False)
+        yield from self._count(self._where(is_read_twice) & ~disagree, "readers", "agree")
         both = silver.is_there & (refused.is_there | self._where(~accepted))
         yield from self._errors(both, "silver", "refused", self._told("silver has what it must refuse"))
         lost = self._where(~accepted) & ~refused.is_there

@@ -7,6 +7,7 @@ same.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
@@ -20,6 +21,7 @@ from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import frames, known, settlements, sums
 from oncewire.pipeline.auditing.explain import explained
 from oncewire.pipeline.auditing.intact import Intact, check_files
+from oncewire.pipeline.auditing.narrow import Sample
 from oncewire.pipeline.auditing.opened import Opened, Told, look_back, open_lake
 from oncewire.pipeline.auditing.verdict import (
     Chain,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FINDINGS_MAX: Final = 200
+SAMPLE_ROWS: Final = 20_000
+"""About so many messages of a lake are read a second time."""
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
 _BELOW: Final = ("bronze", "quarantine", *(table.name for table in tables.SILVER.values()))
@@ -55,10 +59,14 @@ def audit(
     families: Families = (),
     group_idle_ms: int = settlements.IDLE_MS,
     findings_max: int = FINDINGS_MAX,
+    is_deep: bool = False,
+    seed: int | None = None,
     earlier: Sequence[Known] = (),
     accepted: Collection[str] = (),
 ) -> Verdict:
     """All checks at one cut of the lake. Reads the lake only; the verdict is kept by `keep_verdict`.
+
+    The audit's own reader, which is slow, reads a sample of the messages by a `seed`, or all of them (`is_deep`).
 
     It is compared with the last verdict that the lake keeps, and with `earlier`, what is known of it elsewhere.
     `accepted` names versions of tables that were not the pipeline's, as `table@version`: a person has looked at them.
@@ -69,10 +77,11 @@ def audit(
     intact = check_files(spark, opened.place, opened.handles)
     records = [*_last_known(opened, intact), *earlier]
     told = look_back(opened, records, accepted)
+    sample = _sample(opened, is_deep, secrets.randbits(31) if seed is None else seed)
     with ExitStack() as stack:
         found = {name: _read(spark, opened, name, intact) for name in _READ if name in opened.handles}
         asked = {(head.chain, head.number) for one in records for head in one.chains}
-        chains, results = _results(stack, found, opened, intact, asked, families, group_idle_ms)
+        chains, results = _results(stack, found, opened, intact, asked, families, group_idle_ms, sample)
         rows = _counts(results)
         errors = sum(row.rows for row in rows if row.what == "error")
         listed = explained(found, _findings(results, "error", findings_max), families) if errors else []
@@ -94,7 +103,15 @@ def audit(
         notes=[*told.notes, *notes],
         known=_remembered(opened, told, chains, records, at_ms, first),
         unread=sum(len(files) for files in intact.unread.values()),
+        seed=sample.seed,
+        one_in=sample.one_in,
     )
+
+
+def _sample(opened: Opened, is_deep: bool, seed: int) -> Sample:
+    """Of a small lake all messages are read twice."""
+    rows = sum(tables.files_of(opened.handles["bronze"]).values())
+    return Sample(1 if is_deep else max(1, rows // SAMPLE_ROWS), seed)
 
 
 def _last_known(opened: Opened, intact: Intact) -> list[Known]:
@@ -170,6 +187,7 @@ def _results(
     asked: Collection[tuple[str, int]],
     families: Families,
     group_idle_ms: int,
+    sample: Sample,
 ) -> tuple[frames.Chains, DataFrame]:
     """Every check; what several of them read is computed once and given back at the end."""
 
@@ -194,7 +212,7 @@ def _results(
     positions = kept(
         frames.audit_positions(
             bronze, once, known_gaps, chains, cut, silver if is_derived else None, quarantine, families,
-            lost if intact.unread else None,
+            lost if intact.unread else None, sample,
         )
     )  # fmt: skip
     results = [

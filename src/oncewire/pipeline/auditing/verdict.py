@@ -21,6 +21,7 @@ CHECKS: Final = {
     "state": "the state hash follows from the inputs",
     "effects": "every confirmed effect is in bronze",
     "silver": "every envelope is in silver once, in every column as it follows from bronze",
+    "readers": "silver's reader and the audit's own read the same",
     "quarantine": "what silver refuses is in quarantine, with the reason",
     "letters": "every dead letter has its origin",
     "settlements": "every message of a topic has an outcome per group, or is pending",
@@ -149,6 +150,9 @@ class Verdict(msgspec.Struct, frozen=True):
     """What the next audit must find."""
     unread: int = 0
     """Files that could not be read: what stood in them was not audited."""
+    seed: int = 0
+    one_in: int = 1
+    """One message in so many was read by the audit's own reader too, picked by the seed."""
 
     def counted(self, check: str, name: str, of: str | None = None) -> int:
         return sum(
@@ -184,6 +188,8 @@ def lines(verdict: Verdict) -> Iterable[str]:
         yield f"  {len(topics):,} topics up to {sum(stop.sequence for stop in topics):,} messages"
     for chain in verdict.chains:
         yield f"  {chain.chain} up to block {chain.last:,}, effects up to block {chain.confirmed:,}"
+    if verdict.one_in > 1:
+        yield f"one message in {verdict.one_in:,} was read twice, by the seed {verdict.seed} (--deep reads all twice)"
     for check, promise in CHECKS.items():
         wrong = sum(1 for found in verdict.findings if found.check == check)
         told: dict[str, int] = {}
