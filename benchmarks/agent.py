@@ -208,8 +208,8 @@ class Bench:
         store = SqliteStore(self.file())
         ledger = store.open("default", "bench", agent.name)
         opened = await open_source(self.client, agent, "MESHFORGE_EVENTS", [IN], consumer)
-        sources = {"MESHFORGE_EVENTS": opened.source}
-        reading, targets = Reading(agent, ledger, sources), Targets(self.client)
+        sources = {opened.source.durable: opened.source}
+        reading, targets = Reading(agent, ledger, [opened.source]), Targets(self.client)
         await targets.resolve(OUT)
         subscription = await self.js.pull_subscribe_bind(durable=consumer, stream="MESHFORGE_EVENTS")
         loop = asyncio.get_running_loop()

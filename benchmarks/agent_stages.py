@@ -74,8 +74,9 @@ def alone(folder: Path) -> dict[str, float]:
     agent.on(IN)(handle)
     store = SqliteStore(str(folder / "ledger.db"))
     ledger = store.open("default", "bench", agent.name)
-    sources = {STREAM: Source(STREAM, CREATED, CONSUMER, (IN,), 1, False)}
-    reading, stages = Reading(agent, ledger, sources), Stages()
+    source = Source(STREAM, CREATED, CONSUMER, (IN,), 1, False)
+    sources = {source.durable: source}
+    reading, stages = Reading(agent, ledger, [source]), Stages()
     marks: list[Mark] = []
 
     def at(step: str) -> None:

@@ -393,7 +393,7 @@ def test_the_next_announcement_says_what_is_confirmed(store: Store) -> None:
 
 
 def attempt(number: int, deliveries: int = 1, error: str = "") -> Attempt:
-    return Attempt(key_of(number), "EVENTS", number, deliveries, 1_000, error)
+    return Attempt(key_of(number), "EVENTS", "biller_consumer", number, deliveries, 1_000, error)
 
 
 def test_an_attempt_is_there_until_it_is_forgotten(store: Store, other: Store) -> None:
@@ -594,7 +594,7 @@ def test_attempts_and_delayed_effects_outlive_the_blocks_before_them(store: Stor
     settle(store, [1], delayed=[Delayed(NOW_MS + 5, sending("fx.late"))])
     settle(store, [2])
     mark(store, Mark(1, 0, 0, "LEDGER", 1))
-    store.begun([Attempt(b"k" * 16, "EVENTS", 9, 2, NOW_MS, "")])
+    store.begun([Attempt(b"k" * 16, "EVENTS", "biller_consumer", 9, 2, NOW_MS, "")])
 
     assert 1 == store.forget(NOW_MS + 1, 10)
     assert ["fx.late"] == [one.sending.id for one in store.waiting()]

@@ -24,7 +24,8 @@ ANY_SUBJECT = "evt.*.default.orders.*"
 STREAM = "MESHFORGE_EVENTS"
 NAMED = ("id", "idempotency_key", "span_id")
 """What tells the effects of one input apart."""
-SOURCES = {STREAM: Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (ANY_SUBJECT,), 1, False)}
+SOURCE = Source(STREAM, "2026-11-15T18:00:00Z", "biller_consumer", (ANY_SUBJECT,), 1, False)
+SOURCES = {SOURCE.durable: SOURCE}
 
 
 class Bench:
@@ -42,7 +43,7 @@ class Bench:
         return Effect("evt.default.default.billing.charged", order)
 
     def commit(self, *messages: Message) -> tuple[Settled, GroupCommit]:
-        items = Reading(self.agent, self.ledger, SOURCES).read(list(messages))
+        items = Reading(self.agent, self.ledger, [SOURCE]).read(list(messages))
         limits = Limits(self.ledger, 5, lambda _: STREAM, lambda _: None, 0)
         group = GroupCommit(self.store, limits, SOURCES)
         return group.run(items, {}, []), group
@@ -181,7 +182,7 @@ def test_where_the_server_takes_little_each_effect_is_measured(bench: Bench) -> 
 
     bench.agent.handlers.clear()
     bench.agent.on(SUBJECT)(answer)
-    items = Reading(bench.agent, bench.ledger, SOURCES).read([message(at, f"k{at}", cents=at) for at in (1, 9, 2)])
+    items = Reading(bench.agent, bench.ledger, [SOURCE]).read([message(at, f"k{at}", cents=at) for at in (1, 9, 2)])
     group = GroupCommit(bench.store, Limits(bench.ledger, 5, lambda _: STREAM, check_size, 0), SOURCES)
     group.run(items, {}, [])
     assert [Outcome.DONE, Outcome.TERMINATED, Outcome.DONE] == outcomes(group)

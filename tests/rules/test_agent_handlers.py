@@ -142,6 +142,18 @@ def test_limits_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         Agent("a", **wrong)
 
 
+@pytest.mark.parametrize("named", ["", [], ["a", "a"], ["a", ""]])
+def test_consumers_name_at_least_one_durable_and_none_twice(named: Any) -> None:
+    with pytest.raises(Refused, match="consumers of S"):
+        Agent("a", consumers={"S": named})
+
+
+def test_an_ordered_agent_reads_a_stream_by_one_durable() -> None:
+    assert {"S": ("a",)} == Agent("a", ordered=True, consumers={"S": ["a"]}).consumers
+    with pytest.raises(Refused, match="by one durable"):
+        Agent("a", ordered=True, consumers={"S": ["a", "b"]})
+
+
 def test_a_hint_that_cannot_be_read_is_refused() -> None:
     def handler(ctx: Context, payload: NotThere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 

@@ -47,6 +47,6 @@ def test_an_open_input_without_a_mark_is_anybodys() -> None:
 def test_one_with_a_mark_is_taken_only_if_the_server_will_not_bring_it_and_nobody_runs_its_last_delivery(
     deliveries: int, is_certain: bool, is_free: bool
 ) -> None:
-    attempt = Attempt(b"k", "EVENTS", 9, deliveries, 0, "")
+    attempt = Attempt(b"k", "EVENTS", "c", 9, deliveries, 0, "")
 
     assert is_free == may_take(attempt, 5, is_certain=is_certain)

@@ -24,10 +24,9 @@ from tests.support.guilty import Numeric, Unreadable
 pytestmark = pytest.mark.usefixtures("loops")
 
 LEDGER = Ledger("abc-1", "default", "demo", "biller")
-SOURCES = {
-    "EVENTS": Source("EVENTS", "2026-01-01T00:00:00Z", "biller_consumer", ("evt.>",), 1, False),
-    "COMMANDS": Source("COMMANDS", "2026-01-02T00:00:00Z", "biller_consumer", ("cmd.>",), 5, True),
-}
+READ_EVENTS = Source("EVENTS", "2026-01-01T00:00:00Z", "biller_consumer", ("evt.>",), 1, False)
+READ_COMMANDS = Source("COMMANDS", "2026-01-02T00:00:00Z", "biller_consumer", ("cmd.>",), 5, True)
+SOURCES = {one.durable: one for one in (READ_EVENTS, READ_COMMANDS)}
 NOTHING = Confirmed(0, {})
 
 
@@ -229,11 +228,11 @@ def test_an_announcement_says_what_an_auditor_needs() -> None:
 def test_an_announcement_says_where_effects_go_and_how_far_every_input_is_settled() -> None:
     """What an auditor cannot see (a work queue) must not pass for lost, nor what is lost for in progress."""
     sendings = [Sending(f"fx.{at}", "s", b"", None, stream) for at, stream in enumerate(["A", "B", "A", "A"])]
-    sources = SOURCES | {"EVENTS": msgspec.structs.replace(SOURCES["EVENTS"], settled=41)}
+    sources = SOURCES | {READ_EVENTS.durable: msgspec.structs.replace(READ_EVENTS, settled=41)}
     made = rules.summed(LEDGER, Content([], sendings, 0, {}), sources)
     announced = blocks.read_announcement(rules.next_block(LEDGER, rules.FIRST, made, NOTHING)[1])
     assert {"A": [(0, 0), (2, 3)], "B": [(1, 1)]} == announced.targets
-    assert [("EVENTS", SOURCES["EVENTS"].created, 41)] == announced.settled
+    assert [("EVENTS", READ_EVENTS.created, 41)] == announced.settled
     assert {"A": [(0, 1)]} == rules.targets_of([sendings[0], sendings[2]])
 
 
@@ -245,6 +244,20 @@ def test_every_effect_of_an_announcement_has_a_target() -> None:
     for targets, missing in (({}, 0), ({"A": [(0, 0), (2, 2)]}, 1), ({"A": [(-9, 1), (3, 1 << 60)]}, 2)):
         with pytest.raises(ContractViolation, match=f"effect {missing} has no target"):
             blocks.effect_targets(msgspec.structs.replace(announced, targets=targets))
+
+
+def test_a_block_tells_the_inputs_of_each_durable_of_a_stream_apart() -> None:
+    """Each names all that the agent reads there: what it left out of a part is no less meant for it."""
+    one = msgspec.structs.replace(READ_EVENTS, consumer="a", filters=("evt.a",), settled=9)
+    other = msgspec.structs.replace(READ_EVENTS, consumer="b", filters=("evt.b.>",), start=7)
+    entries = [entry(1, subject="evt.b.x"), entry(2, subject="evt.a"), entry(3, Outcome.DEAD, subject="evt.b.y")]
+    sources = {source.durable: source for source in (one, other)}
+    found = rules.inputs_of(entries, sources)
+    assert [("a", [(2, 2)], []), ("b", [(1, 1)], [(3, 3)])] == [(told.consumer, told.done, told.dead) for told in found]
+    assert {(("evt.a", "evt.b.>"), 7)} == {(told.filters, told.start) for told in found}
+    assert [] == rules.settled_up_to(sources.values())
+    settled = [one, msgspec.structs.replace(other, settled=4)]
+    assert [("EVENTS", READ_EVENTS.created, 4)] == rules.settled_up_to(settled)
 
 
 def test_listed_inputs_name_each_subject_unless_it_is_the_same() -> None:

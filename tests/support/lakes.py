@@ -195,7 +195,7 @@ class FakeAgent:
         sendings = [sending for entry in entries for sending in self._effects(entry)]
         self.source = msgspec.structs.replace(self.source, settled=max(self.source.settled, settled))
         content = Content(entries, sendings, 0, {})
-        block = rules.summed(self.ledger, content, {self.source.stream: self.source})
+        block = rules.summed(self.ledger, content, {self.source.durable: self.source})
         self.head, announcement = rules.next_block(self.ledger, self.head, block, self.confirmed)
         for sending in sendings:
             self.lake.add(
@@ -207,7 +207,7 @@ class FakeAgent:
         """A block without inputs that says that all before is confirmed."""
         streams = {stream: last for stream, last in self.lake.reached.items() if stream != COMMANDS}
         self.confirmed = Confirmed(self.head.number, streams)
-        block = rules.summed(self.ledger, Content([], [], 0, {}), {self.source.stream: self.source})
+        block = rules.summed(self.ledger, Content([], [], 0, {}), {self.source.durable: self.source})
         self.head, announcement = rules.next_block(self.ledger, self.head, block, self.confirmed)
         return self._announce(announcement)
 

@@ -26,7 +26,8 @@ from tests.support.postgres import shared_postgres
 TENANT, WORKSPACE, AGENT = "default", "demo", "biller"
 NAME = blocks.agent_name(TENANT, WORKSPACE, AGENT)
 STREAM, CREATED = "EVENTS", "2026-01-01T00:00:00Z"
-SOURCES = {STREAM: Source(STREAM, CREATED, "biller_consumer", ("evt.>",), 1, False)}
+SOURCE = Source(STREAM, CREATED, "biller_consumer", ("evt.>",), 1, False)
+SOURCES = {SOURCE.durable: SOURCE}
 NOW_MS = 1_790_000_000_000
 
 

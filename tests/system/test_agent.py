@@ -545,7 +545,7 @@ async def test_an_agent_bound_to_a_consumer_of_the_catalog_changes_nothing(
         await ensure_consumers(client, "billing-worker")
         before = (await consumer_info(client, "BILLING", "billing_worker_usage_metered"))["config"]
         async with run(agent, client, sqlite_in(tmp_path)) as runner:
-            assert runner.opened["BILLING"].max_deliver == before["max_deliver"]
+            assert runner.opened["BILLING", "billing_worker_usage_metered"].max_deliver == before["max_deliver"]
             payload = {"tenant_id": "t", "resource_id": "r", "meter": "m", "quantity": 1, "unit": "u"}
             await client.publish(subject, new_message("usage.metered", payload, message_id=unique("m"), **_human()))
             await counted(runner, done=1)

@@ -829,9 +829,9 @@ async def test_an_exhausted_input_whose_body_is_gone_is_still_reported(server: N
         pass
 
     async with prepared(server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
-        opened = runner.opened[EVENTS]
+        (opened,) = runner.opened.values()
         key = sources_key(runner, 5)
-        attempt = housekeeping.Attempt(key, EVENTS, 5, opened.max_deliver, 1, "")
+        attempt = housekeeping.Attempt(key, *opened.source.durable, 5, opened.max_deliver, 1, "")
         await runner.db(runner.store.begun, [attempt])
         await counted(runner, dead=1)
         assert await runner.db(runner.store.attempts) == []
@@ -843,7 +843,8 @@ async def test_an_exhausted_input_whose_body_is_gone_is_still_reported(server: N
 def sources_key(runner: Runner, sequence: int) -> bytes:
     from oncewire._ground.ledger import rules
 
-    return rules.position_key(runner.ledger.name, EVENTS, runner.opened[EVENTS].source.created, sequence)
+    (opened,) = runner.opened.values()
+    return rules.position_key(runner.ledger.name, EVENTS, opened.source.created, sequence)
 
 
 async def test_an_adapters_state_is_a_fold_over_the_ledger(shared_server: NatsServer, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ async def test_a_stream_that_is_still_empty_has_lost_nothing(server: NatsServer,
     agent, seen = writer("evt.default.demo.in")
     async with prepared(server.url) as client:
         async with run(agent, client, sqlite_in(tmp_path)) as runner:
-            assert runner.lookout.seen(EVENTS) == 0
+            assert runner.lookout.seen(*runner.opened) == 0
         await send(client, "evt.default.demo.in", {"n": 1})
         async with run(agent, client, sqlite_in(tmp_path)) as runner:
             await counted(runner, done=1)
@@ -142,7 +142,9 @@ async def test_what_was_dropped_before_an_agent_first_ran_or_after_it_was_read_i
                 await counted(runner, done=1)
                 await send(client, "evt.default.demo.else", {})
                 last = (await state_of(client, EVENTS))["last_seq"]
-                await until(lambda last=last, runner=runner: runner.lookout.seen(EVENTS) == last, "all to be seen")
+                await until(
+                    lambda last=last, runner=runner: runner.lookout.seen(*runner.opened) == last, "all to be seen"
+                )
                 assert runner.trouble == ""
             await client.api(f"STREAM.PURGE.{EVENTS}")
         assert [] == await losses.losses(client)
@@ -162,12 +164,12 @@ async def test_a_mark_that_is_younger_than_its_outcome_is_taken_away_and_nothing
         async with run(agent, client, sqlite_in(tmp_path)) as runner:
             settled = await send(client, subject, {"n": 1})
             await counted(runner, done=1)
-            source = runner.opened[COMMANDS].source
+            (source,) = [opened.source for opened in runner.opened.values()]
         store = sqlite_in(tmp_path)
         name = store.open(agent.tenant, agent.workspace, agent.name).name
         now_ms = time.time_ns() // 1_000_000
         store.begun([
-            Attempt(position_key(name, COMMANDS, source.created, at), COMMANDS, at, 2, now_ms - 60_000, "")
+            Attempt(position_key(name, COMMANDS, source.created, at), *source.durable, at, 2, now_ms - 60_000, "")
             for at in (settled, gone)
         ])  # fmt: skip
         store.close()

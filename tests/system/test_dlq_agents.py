@@ -89,13 +89,13 @@ async def test_an_input_that_began_and_fails_at_what_is_left_of_it_is_one_letter
     work = Work(tmp_path, max_deliver=2, ack_wait_s=1.0)
     work.problem = ValueError("not today")
     async with work.running(client) as runner:
-        created = runner.opened[EVENTS].source.created
+        created = runner.opened[EVENTS, work.consumer].source.created
     sequence = await work.publish(client, 1)
     await given_up(client, EVENTS, 1, work.consumer)
     store = SqliteStore(work.path)
     store.open("default", "dlq", work.agent.name)
     key = rules.position_key(work.full_name, EVENTS, created, sequence)
-    store.begun([Attempt(key, EVENTS, sequence, 1, 1, "")])
+    store.begun([Attempt(key, EVENTS, work.consumer, sequence, 1, 1, "")])
     store.close()
     async with service(client), work.running(client):
         await until_async(lambda: mine(nats.url, work), "a letter")

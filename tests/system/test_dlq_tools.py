@@ -290,7 +290,7 @@ async def test_a_letter_whose_input_was_done_after_all_is_withdrawn(
         sequence = await work.publish(client, 1)
         await until(lambda: work.seen, "the input to be done")
         created_ns = str((await client.api(f"STREAM.INFO.{EVENTS}"))["created"])
-        assert runner.opened[EVENTS].source.created == created_ns
+        assert runner.opened[EVENTS, work.consumer].source.created == created_ns
     stored = await client.get(EVENTS, sequence)
     told = {
         names.SEQUENCE: str(sequence),

@@ -24,7 +24,7 @@ from oncewire._ground.jetstream import Client, Outgoing, Start
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.settings import Settings
 from oncewire._ground.topology.model import BUCKET_PREFIX, EVERY, Service, Stream
-from oncewire.agent import Context, Effect, Terminate
+from oncewire.agent import Agent, Context, Effect, Terminate
 from oncewire.broker.engine import Consume, Limits, Settle
 from oncewire.broker.jetstream.engine import JetStreamEngine, open_jetstream
 from oncewire.dlq.letters import Filter
@@ -129,6 +129,19 @@ async def test_an_agent_runs_as_its_own_user_and_as_the_shared_one(place: Guarde
         ledger = await operator.get_last("LEDGER", f"ledger.{agent.name}.*")
         assert ledger.sequence
     assert place.violations[before:] == []
+
+
+async def test_a_durable_that_a_service_may_not_make_is_made_by_the_operator(place: Guarded, tmp_path: Path) -> None:
+    stream, durable = "PROVISIONING", "notification_relay_provision_active"
+    relay = Agent("notification-relay", consumers={stream: durable})
+    relay.on("gpuaas.provisioning.active")(lambda ctx, payload: None)
+    async with place.connect(users.OPERATOR) as operator, place.connect("notification-relay") as client:
+        await operator.api(f"CONSUMER.DELETE.{stream}.{durable}")
+        with pytest.raises(NotFound, match="this user may not create it") as refused:
+            async with run(relay, client, sqlite_in(tmp_path)):
+                pass
+        assert "oncewire topology apply" in refused.value.hint
+    await place.apply()
 
 
 async def test_dead_letters_are_kept_and_brought_back(place: Guarded) -> None:

@@ -51,8 +51,9 @@ def charge(ctx: Context, order: dict[str, Any]) -> list[Effect]:
 def settle_all(agent: Agent, store: Store, payloads: list[dict[str, Any]], *, batch: int = 2) -> None:
     """What a run would commit, without a server: one group per batch."""
     ledger = store.open(agent.tenant, agent.workspace, agent.name)
-    sources = {STREAM: Source(STREAM, CREATED, "biller_consumer", ("cmd.>",), 1, False)}
-    reading = Reading(agent, ledger, sources)
+    source = Source(STREAM, CREATED, "biller_consumer", ("cmd.>",), 1, False)
+    sources = {source.durable: source}
+    reading = Reading(agent, ledger, [source])
     limits = Limits(ledger, 5, lambda subject: "OUT", lambda sending: None, 1_790_000_000_000)
     messages = [message_of(number, payload) for number, payload in enumerate(payloads, store.head().number * batch + 1)]
     for start in range(0, len(messages), batch):

@@ -10,7 +10,7 @@ def charge(ctx, order: Order) -> Effect:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,8 +38,9 @@ Lifespan = Callable[["Agent"], AbstractAsyncContextManager[Any]]
 class Agent:
     """A named set of handlers with one ledger. `tenant` and `workspace` stand in its subjects and in its ids.
 
-    `ordered` handles one message at a time over all processes, in stream order, retries included. `consumers` binds
-    streams to durables that the catalog declares: their ack_wait and max_deliver count, and nothing of them changes.
+    `ordered` handles one message at a time over all processes, in stream order, retries included. `consumers` binds a
+    stream to a durable that the catalog declares, or to several: their ack_wait and max_deliver count, and nothing of
+    them changes.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Agent:
         ack_wait_s: float = ACK_WAIT_S,
         max_deliver: int = MAX_DELIVER,
         handler_timeout_s: float = HANDLER_TIMEOUT_S,
-        consumers: Mapping[str, str] | None = None,
+        consumers: Mapping[str, str | Sequence[str]] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
         self.name = subjects.token(name, "agent")
@@ -70,7 +71,9 @@ class Agent:
         self.ack_wait_s = ack_wait_s
         self.max_deliver = max_deliver
         self.handler_timeout_s = handler_timeout_s
-        self.consumers = dict(consumers or {})
+        self.consumers = {stream: _durables(stream, named) for stream, named in (consumers or {}).items()}
+        if ordered and any(len(named) > 1 for named in self.consumers.values()):
+            raise Refused("an ordered agent reads a stream by one durable: several have no order among them")
         self.lifespan = lifespan or _no_lifespan
         self.handlers: list[Handler] = []
         self.adapted: Adapted | None = None
@@ -132,6 +135,16 @@ class Agent:
         if any(one.pattern == handler.pattern for one in self.handlers):
             raise Refused(f"{handler.pattern} has two handlers", hint="Register one handler per subject.")
         self.handlers.append(handler)
+
+
+def _durables(stream: str, named: str | Sequence[str]) -> tuple[str, ...]:
+    names = (named,) if isinstance(named, str) else tuple(named)
+    if not all(names) or len(set(names)) != max(1, len(names)):
+        raise Refused(
+            f"consumers of {stream}: {named!r} names no durables, or one twice",
+            hint='Write {"STREAM": "durable"}, or {"STREAM": ["durable", "another"]}.',
+        )
+    return names
 
 
 @asynccontextmanager

@@ -39,7 +39,7 @@ from oncewire._ground.jetstream.protocol import Message, parse_time_ns
 from oncewire._ground.jetstream.pull import Delivery
 from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source, Sources
 from oncewire._ground.ledger.store import Appended, Attempt, Mark, Store
 from oncewire.agent.context import Context, SyncWork
 from oncewire.agent.effects import (
@@ -155,7 +155,7 @@ class Limits(NamedTuple):
 class GroupCommit:
     """Decides on one batch inside one transaction."""
 
-    def __init__(self, store: Store, limits: Limits, sources: dict[str, Source]) -> None:
+    def __init__(self, store: Store, limits: Limits, sources: Sources) -> None:
         self.store = store
         self.limits = limits
         self.sources = sources
@@ -471,7 +471,8 @@ class GroupCommit:
         """Settle it, and hand it to the dead-letter service as an effect; of one that is gone nothing is left to hand
         over but its place."""
         reason = letters.one_line(reason)
-        letter = letter_request(item, self.limits, self.sources[item.delivery.stream], outcome, reason)
+        source = self.sources[item.delivery.stream, item.delivery.consumer]
+        letter = letter_request(item, self.limits, source, outcome, reason)
         if is_gone:
             told = (letter.headers or {}) | {letters.PAYLOAD: letters.GONE}
             letter = msgspec.structs.replace(letter, headers=told)
@@ -546,7 +547,9 @@ def context_of(item: Item, work: Any) -> Context:
 def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:
     """What is kept of an input that began or failed, by its position: that is what is delivered again."""
     delivery = item.delivery
-    return Attempt(item.at_key, delivery.stream, delivery.sequence, delivery.deliveries, now_ms, error)
+    return Attempt(
+        item.at_key, delivery.stream, delivery.consumer, delivery.sequence, delivery.deliveries, now_ms, error
+    )
 
 
 def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome, reason: str) -> Sending:

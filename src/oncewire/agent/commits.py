@@ -21,7 +21,7 @@ from oncewire._ground.contracts.letters import one_line
 from oncewire._ground.errors import Corrupt, NotConnected, OncewireError, Unavailable
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.jetstream.pull import Delivery
-from oncewire._ground.ledger.rules import Content, Ledger, Sending, Source, short_error
+from oncewire._ground.ledger.rules import Content, Durable, Ledger, Sending, Source, short_error
 from oncewire._ground.ledger.store import Block, Mark, Store
 from oncewire._ground.metrics import Histogram
 from oncewire._ground.tracing import Tracer
@@ -81,7 +81,7 @@ class Commits:
         store: Store,
         db: Db,
         ledger: Ledger,
-        sources: dict[str, Source],
+        sources: dict[Durable, Source],
         targets: Streams,
         outflow: Publishing,
         keepalive: Watch,

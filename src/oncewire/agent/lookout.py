@@ -27,7 +27,7 @@ from oncewire._ground.jetstream import Client, StoredMessage, losses
 from oncewire._ground.jetstream.losses import Cause, Loss
 from oncewire._ground.jetstream.protocol import Message, encode_acks, encode_headers, parse_time_ns
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.rules import Source
+from oncewire._ground.ledger.rules import Durable, Source
 from oncewire._ground.ledger.store import Attempt
 from oncewire.agent import sources
 from oncewire.agent.batch import Item, attempt_of
@@ -99,7 +99,7 @@ def may_take(attempt: Attempt | None, max_deliver: int, *, is_certain: bool) -> 
 
 
 class Feed(Protocol):
-    """The intake of one stream."""
+    """The intake of one durable."""
 
     reached: int
     """The highest sequence that came."""
@@ -142,14 +142,14 @@ class _Scan:
 
 
 class Lookout:
-    """Looks at all sources of an agent. `feeds` are its intakes by stream, once there are any."""
+    """Looks at all sources of an agent. `feeds` are its intakes, once there are any."""
 
     def __init__(
         self,
         client: Client,
         commits: Commits,
         reading: Reading,
-        feeds: Mapping[str, Feed],
+        feeds: Mapping[Durable, Feed],
         handler_timeout_s: float,
     ) -> None:
         self._client = client
@@ -157,7 +157,7 @@ class Lookout:
         self._reading = reading
         self._feeds = feeds
         self._handler_timeout_s = handler_timeout_s
-        self._watches: dict[str, _Watch] = {}
+        self._watches: dict[Durable, _Watch] = {}
         self._noted_at = time.monotonic()
 
     @property
@@ -170,17 +170,17 @@ class Lookout:
         """Inputs that were taken in here and are not known to be settled."""
         return [item for watch in self._watches.values() for item in watch.taken.values()]
 
-    def first_of(self, stream: str) -> int:
-        """Where the stream begins now."""
-        return self._watches[stream].first
+    def first_of(self, durable: Durable) -> int:
+        """Where the stream of this durable begins now."""
+        return self._watches[durable].first
 
-    def seen(self, stream: str) -> int:
-        """Up to here every input of the stream is settled."""
-        return self._watches[stream].seen.sequence
+    def seen(self, durable: Durable) -> int:
+        """Up to here every input of the durable is settled."""
+        return self._watches[durable].seen.sequence
 
-    async def start(self, opened: Iterable[Opened], seen: dict[str, Seen]) -> None:
+    async def start(self, opened: Iterable[Opened], seen: dict[Durable, Seen]) -> None:
         """Before anything is pulled: an agent that reads a stream for the first time begins where the stream does."""
-        self._watches = {one.source.stream: _Watch(one, seen[one.source.stream]) for one in opened}
+        self._watches = {one.source.durable: _Watch(one, seen[one.source.durable]) for one in opened}
         for watch in self._watches.values():
             self._tell(watch)
             source = watch.opened.source
@@ -222,14 +222,14 @@ class Lookout:
         """The blocks from now on announce it. Acks come after the announcement, so an auditor who has read a block has
         those before it that settle what it calls settled."""
         source = watch.opened.source
-        self._commits.sources[source.stream] = msgspec.structs.replace(source, settled=watch.seen.sequence)
+        self._commits.sources[source.durable] = msgspec.structs.replace(source, settled=watch.seen.sequence)
 
     async def note(self) -> None:
         """Write down how far it is seen."""
         self._noted_at = time.monotonic()
         store = self._commits.store
         for watch in self._watches.values():
-            seen, name = watch.seen, watch.opened.source.stream
+            seen, name = watch.seen, sources.note_name(watch.opened.source)
             async with self._commits.turn:
                 if seen != watch.noted or await self._commits.db(store.noted, name) is None:
                     await self._commits.db(store.note, name, msgspec.json.encode(seen).decode())
@@ -257,11 +257,11 @@ class Lookout:
 
         def settled() -> int:
             known = sources.last_settled(store, store.head().number, [watch.opened])
-            return known[source.stream].sequence if known else 0
+            return known[source.durable].sequence if known else 0
 
         async with self._commits.turn:
             last: int = await self._commits.db(settled)
-        feed = self._feeds.get(source.stream)
+        feed = self._feeds.get(source.durable)
         return max(watch.seen.sequence, last, feed.reached if feed else 0)
 
     # ---- inputs that the server gave up
@@ -321,7 +321,7 @@ class Lookout:
         for item in free:
             if item.at_key not in watch.taken and not commits.stopping.is_set():
                 watch.taken[item.at_key] = item
-                self._feeds[opened.source.stream].take_in([item.message])
+                self._feeds[opened.source.durable].take_in([item.message])
         return not open_
 
     def _sort(self, items: list[Item], max_deliver: int, is_certain: bool) -> tuple[list[Item], list[Item]]:

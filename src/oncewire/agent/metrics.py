@@ -37,7 +37,8 @@ def collect(page: Page, runner: Runner) -> None:
 
 async def look(runner: Runner) -> None:
     """Ask the server how much waits; while it is away the last answer stands."""
-    for stream, opened in runner.opened.items():
+    for stream in {stream for stream, _ in runner.opened}:
+        mine = [consumer for known, consumer in runner.opened if known == stream]
         with contextlib.suppress(OncewireError):
-            info = await runner.client.api(f"CONSUMER.INFO.{stream}.{opened.source.consumer}")
-            runner.lags[stream] = info["num_pending"]
+            infos = [await runner.client.api(f"CONSUMER.INFO.{stream}.{consumer}") for consumer in mine]
+            runner.lags[stream] = sum(info["num_pending"] for info in infos)

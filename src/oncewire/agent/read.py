@@ -5,7 +5,7 @@ All messages of a batch are read before the transaction opens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -40,12 +40,12 @@ class Known(msgspec.Struct, frozen=True):
 class Reading:
     """Reads the messages of one agent's streams."""
 
-    def __init__(self, agent: Agent, ledger: Ledger, sources: dict[str, Source]) -> None:
+    def __init__(self, agent: Agent, ledger: Ledger, sources: Iterable[Source]) -> None:
         self._handlers = agent.handlers
         self._agent = ledger.name
-        self._created = {stream: source.created for stream, source in sources.items()}
+        self._created = {source.stream: source.created for source in sources}
         self._created_ns = {
-            stream: parse_time_ns(source.created.partition(INCARNATION)[0]) for stream, source in sources.items()
+            stream: parse_time_ns(created.partition(INCARNATION)[0]) for stream, created in self._created.items()
         }
         self._known: dict[bytes, Known] = {}
 

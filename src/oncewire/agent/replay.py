@@ -252,10 +252,10 @@ class _Replay:
         return self._still_waiting()
 
     async def _block(self, block: Block) -> Difference | None:
-        told = {one.stream: one for one in blocks.read_announcement(block.announcement).inputs}
+        told = blocks.read_announcement(block.announcement).inputs
         for entry, stored in split_effects(block):
             if entry.outcome is Outcome.DONE:
-                found = await self._entry(block.number, entry, told[entry.stream], stored)
+                found = await self._entry(block.number, entry, _told_of(told, entry), stored)
                 if found is not None:
                     return found
         return self._due(block) if not block.content.entries else None
@@ -329,6 +329,15 @@ class _Replay:
             if wrong:
                 return msgspec.structs.replace(origin, what=wrong)
         return None
+
+
+def _told_of(told: Sequence[Inputs], entry: Entry) -> Inputs:
+    """By which durable an input came that is done."""
+    return next(
+        one
+        for one in told
+        if one.stream == entry.stream and any(first <= entry.sequence <= last for first, last in one.done)
+    )
 
 
 def replay(agent: Agent, store: Store) -> Report:

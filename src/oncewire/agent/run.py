@@ -41,7 +41,7 @@ from oncewire._ground.contracts import subjects
 from oncewire._ground.errors import OncewireError, TimedOut
 from oncewire._ground.jetstream import Client
 from oncewire._ground.ledger.processes import process_name
-from oncewire._ground.ledger.rules import Ledger
+from oncewire._ground.ledger.rules import Durable, Ledger
 from oncewire._ground.ledger.store import Store
 from oncewire._ground.settings import Settings
 from oncewire._ground.tracing import Tracer
@@ -91,10 +91,10 @@ class Runner:
         self.is_started = False
         self.waits_for = ""
         """What its start waits for, '' when it goes on."""
-        self.opened: dict[str, Opened] = {}
+        self.opened: dict[Durable, Opened] = {}
         self.intakes: list[Intake] = []
         self.lags: dict[str, int] = {}
-        """Messages that wait in each stream, as somebody last asked."""
+        """Messages that wait for the agent in each stream, as somebody last asked."""
         self._keepalive: KeepAlive | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncewire-ledger")
         self._tasks: list[asyncio.Task[None]] = []
@@ -157,8 +157,8 @@ class Runner:
         keep_s = self.settings.ledger_keep_s
         await check_life(client, agent, self.opened.values(), keep_s)
         await self._check_ownership()
-        sources = {stream: opened.source for stream, opened in self.opened.items()}
-        reading = Reading(agent, self.ledger, sources)
+        sources = {durable: opened.source for durable, opened in self.opened.items()}
+        reading = Reading(agent, self.ledger, sources.values())
         targets = Targets(client)
         outflow = Outflow(client, self.ledger, targets)
         await outflow.start()
@@ -169,7 +169,7 @@ class Runner:
         self.commits = Commits(
             self.store, self.db, self.ledger, sources, targets, outflow, keepalive, self.at, tracer=self.tracer
         )
-        feeds: dict[str, Intake] = {}
+        feeds: dict[Durable, Intake] = {}
         self.lookout = Lookout(client, self.commits, reading, feeds, agent.handler_timeout_s)
         forgetting = Forgetting(client, self.commits, self.opened.values(), keep_s, self.clock_ms)
         chores = (self.lookout, forgetting, keepalive)
@@ -183,7 +183,7 @@ class Runner:
             Intake(client, agent, opened, reading, self.commits, self.lane, is_unclean=self.is_unclean)
             for opened in self.opened.values()
         ]
-        feeds.update({intake.opened.source.stream: intake for intake in self.intakes})
+        feeds.update({intake.opened.source.durable: intake for intake in self.intakes})
         self._begin_tasks()
         self.is_started = True
 
@@ -218,8 +218,8 @@ class Runner:
         all_opened = list(self.opened.values())
         settled = await self.db(opening.last_settled, self.store, head.number, all_opened)
         self._seen = await self.db(opening.last_seen, self.store, all_opened)
-        for stream, known in (*settled.items(), *self._seen.items()):
-            await opening.check_not_back(self.client, self.opened[stream].source, known, self.ledger.id)
+        for durable, known in (*settled.items(), *self._seen.items()):
+            await opening.check_not_back(self.client, self.opened[durable].source, known, self.ledger.id)
 
     def _in_hand(self) -> list[Item]:
         working = [item for intake in self.intakes for item in intake.working]

@@ -1,4 +1,7 @@
-"""Where an agent's inputs come from: one durable pull consumer per stream, and the proof that this ledger owns it.
+"""Where an agent's inputs come from: durable pull consumers, and the proof that this ledger owns them.
+
+An agent makes one durable per stream that it reads. `Agent(consumers=…)` binds it to declared ones instead, of which a
+stream may have several; one that is missing is created as it is declared.
 
 Two agents or two ledgers on one durable would each run half of the inputs and know nothing of the other half, so the
 owner (agent and ledger) stands in a create-only key: the second one refuses to run. A copy of the first ledger is
@@ -11,20 +14,23 @@ stream.
 from __future__ import annotations
 
 import hashlib
+from itertools import combinations
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 
 from oncewire._ground.contracts import subjects
-from oncewire._ground.contracts.blocks import Announcement
+from oncewire._ground.contracts.blocks import Announcement, read_announcement
 from oncewire._ground.errors import Conflict, Corrupt, NotFound, Refused
 from oncewire._ground.jetstream import Client, codes, losses
 from oncewire._ground.jetstream.keyvalue import Entry
 from oncewire._ground.jetstream.losses import Cause, Loss
-from oncewire._ground.ledger.rules import Head, Ledger, Source
+from oncewire._ground.ledger.rules import Durable, Head, Ledger, Source, brings
 from oncewire._ground.ledger.store import Store
 from oncewire._ground.settings import Settings
 from oncewire._ground.topology import names
+from oncewire._ground.topology.service import ensure_durable
 from oncewire.agent.agent import Agent
 from oncewire.agent.outflow import now_ms
 
@@ -53,19 +59,33 @@ def durable_of(agent: Agent, stream: str, settings: Settings) -> str:
     return names.durable_name(agent.name, agent.tenant, agent.workspace)
 
 
-async def open_all(client: Client, agent: Agent, settings: Settings) -> dict[str, Opened]:
-    """The durable of each stream that the agent reads."""
+async def open_all(client: Client, agent: Agent, settings: Settings) -> dict[Durable, Opened]:
+    """The durables that the agent reads, ready to be pulled from."""
     if not agent.handlers:
         raise Refused(f"agent {agent.full_name} has no handlers", hint="Register one with @agent.on.")
-    opened: dict[str, Opened] = {}
-    for stream, patterns in (await patterns_by_stream(client, agent)).items():
-        consumer = agent.consumers.get(stream, "")
-        if consumer:
-            opened[stream] = await _open_declared(client, stream, patterns, consumer)
+    opened: list[Opened] = []
+    patterns = await patterns_by_stream(client, agent)
+    _check_bound(agent, patterns)
+    for stream, mine in patterns.items():
+        if stream in agent.consumers:
+            opened += await _open_declared(client, agent, stream, mine, settings)
         else:
-            consumer = durable_of(agent, stream, settings)
-            opened[stream] = await open_source(client, agent, stream, patterns, consumer)
-    return opened
+            opened.append(await open_source(client, agent, stream, mine, durable_of(agent, stream, settings)))
+    return {one.source.durable: one for one in opened}
+
+
+def durables_of(agent: Agent, stream: str, settings: Settings) -> tuple[str, ...]:
+    """The names of all its durables on a stream."""
+    return agent.consumers.get(stream) or (durable_of(agent, stream, settings),)
+
+
+def _check_bound(agent: Agent, patterns: dict[str, list[str]]) -> None:
+    unread = sorted(set(agent.consumers) - set(patterns))
+    if unread:
+        raise Refused(
+            f"agent {agent.full_name} is bound to consumers on {unread[0]}, and no handler reads that stream",
+            hint=f"Register a handler for its subjects, or take {unread[0]} out of `consumers`.",
+        )
 
 
 async def patterns_by_stream(client: Client, agent: Agent) -> dict[str, list[str]]:
@@ -102,16 +122,51 @@ async def open_source(client: Client, agent: Agent, stream: str, patterns: list[
     return await _opened(client, info)
 
 
-async def _open_declared(client: Client, stream: str, patterns: list[str], consumer: str) -> Opened:
-    """A consumer of the catalog: its settings count, and nothing of it is changed."""
-    info = await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
-    if not all(any(subjects.covers(mine, pattern) for mine in patterns) for pattern in filters_of(info["config"])):
+async def _open_declared(
+    client: Client, agent: Agent, stream: str, patterns: list[str], settings: Settings
+) -> list[Opened]:
+    """Consumers of the catalog: their settings count, and nothing of them is changed."""
+    named = agent.consumers[stream]
+    opened = [await _opened(client, await _declared_info(client, stream, name, settings)) for name in named]
+    for one in opened:
+        _check_handled(one.source, patterns)
+    _check_apart([one.source for one in opened])
+    for pattern in patterns:
+        if not any(subjects.overlaps(mine, pattern) for one in opened for mine in one.source.filters):
+            raise Conflict(
+                f"no consumer of agent {agent.full_name} on {stream} brings {pattern}, so its handler would never run",
+                hint=f"Name one that does beside {', '.join(named)} in `consumers`.",
+            )
+    return opened
+
+
+async def _declared_info(client: Client, stream: str, consumer: str, settings: Settings) -> dict[str, Any]:
+    """As the server has it; one that is missing is created from its declaration."""
+    try:
+        return await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
+    except NotFound:
+        await ensure_durable(client, stream, consumer, settings)
+        return await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
+
+
+def _check_handled(source: Source, patterns: list[str]) -> None:
+    if not all(any(subjects.covers(mine, pattern) for mine in patterns) for pattern in source.filters):
         raise Conflict(
-            f"consumer {consumer} on {stream} brings {', '.join(filters_of(info['config']))}, which the agent does not "
-            "handle all of",
+            f"consumer {source.consumer} on {source.stream} brings {', '.join(source.filters)}, which the agent does "
+            "not handle all of",
             hint="Register a handler for each of its subjects.",
         )
-    return await _opened(client, info)
+
+
+def _check_apart(sources: list[Source]) -> None:
+    """What two of them bring would come twice, and nobody could tell by which it came."""
+    for one, other in combinations(sources, 2):
+        both = [mine for mine in one.filters if any(subjects.overlaps(mine, pattern) for pattern in other.filters)]
+        if both:
+            raise Conflict(
+                f"consumers {one.consumer} and {other.consumer} on {one.stream} both bring {both[0]}",
+                hint="Bind the agent to one of them.",
+            )
 
 
 async def _opened(client: Client, info: dict[str, Any]) -> Opened:
@@ -320,31 +375,41 @@ class Seen(msgspec.Struct, frozen=True):
     timestamp_ns: int = 0
 
 
-def last_seen(store: Store, opened: list[Opened]) -> dict[str, Seen]:
-    """How far each stream was seen, as noted; who sees it for the first time begins where the stream does."""
-    found: dict[str, Seen] = {}
+def note_name(source: Source) -> str:
+    """Under which a ledger notes how far it has seen a durable."""
+    return f"{source.stream}/{source.consumer}"
+
+
+def last_seen(store: Store, opened: list[Opened]) -> dict[Durable, Seen]:
+    """How far each durable was seen, as noted; the first time it begins where the stream does."""
+    found: dict[Durable, Seen] = {}
     for one in opened:
-        noted = store.noted(one.source.stream)
+        noted = store.noted(note_name(one.source))
         seen = msgspec.json.decode(noted, type=Seen) if noted else None
         is_known = seen is not None and seen.created == one.source.created
-        found[one.source.stream] = seen if seen and is_known else Seen(one.source.created, max(0, one.first - 1))
+        found[one.source.durable] = seen if seen and is_known else Seen(one.source.created, max(0, one.first - 1))
     return found
 
 
-def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[str, Seen]:
-    """The highest settled sequence of each stream in its present incarnation, from the newest blocks that have one."""
-    wanted = {one.source.stream: one.source.created for one in opened}
-    found: dict[str, Seen] = {}
+def last_settled(store: Store, number: int, opened: list[Opened]) -> dict[Durable, Seen]:
+    """The highest settled sequence of each durable in its stream's present incarnation, from the newest blocks that
+    have one."""
+    found: dict[Durable, Seen] = {}
     for at in range(number, max(0, number - BLOCKS_BACK_MAX), -1):
         block = store.block(at)
-        if len(found) == len(wanted) or block is None:
+        if len(found) == len(opened) or block is None:
             break
-        told = msgspec.json.decode(block.announcement, type=Announcement)
-        here = {one.stream for one in told.inputs if wanted.get(one.stream) == one.created} - found.keys()
-        for entry in sorted(block.content.entries, key=lambda entry: entry.sequence):
-            if entry.stream in here:
-                found[entry.stream] = Seen(wanted[entry.stream], entry.sequence, entry.timestamp_ns)
+        told = read_announcement(block.announcement)
+        for source in [one.source for one in opened if one.source.durable not in found]:
+            if any((one.stream, one.created) == (source.stream, source.created) for one in told.inputs):
+                mine = [one for one in block.content.entries if one.stream == source.stream]
+                last = max((one for one in mine if brings(source.filters, one.subject)), key=_sequence, default=None)
+                if last is not None:
+                    found[source.durable] = Seen(source.created, last.sequence, last.timestamp_ns)
     return found
+
+
+_sequence = attrgetter("sequence")
 
 
 async def check_not_back(client: Client, source: Source, seen: Seen, ledger_id: str) -> None:

@@ -90,8 +90,8 @@ async def status(client: Client, store: Store, agent: Agent, settings: Settings)
     """Ask the server for each durable, and the store for the rest."""
     found: list[SourceStatus] = []
     problems: list[str] = []
-    for stream in await sources.patterns_by_stream(client, agent):
-        consumer = agent.consumers.get(stream) or sources.durable_of(agent, stream, settings)
+    streams = await sources.patterns_by_stream(client, agent)
+    for stream, consumer in [(one, name) for one in streams for name in sources.durables_of(agent, one, settings)]:
         try:
             info = await client.api(f"CONSUMER.INFO.{stream}.{consumer}")
         except NotFound:

@@ -22,7 +22,7 @@ from oncewire._ground.contracts.blocks import Outcome
 from oncewire._ground.errors import Corrupt, NotFound, Unavailable
 from oncewire._ground.jetstream import Client, StoredMessage
 from oncewire._ground.jetstream.protocol import encode_acks
-from oncewire._ground.ledger.rules import Content, short_error
+from oncewire._ground.ledger.rules import Content, Durable, short_error
 from oncewire._ground.ledger.store import Attempt, Mark, Store
 from oncewire.agent.agent import Agent
 from oncewire.agent.batch import GroupCommit, Item
@@ -57,7 +57,7 @@ class Upkeep:
         agent: Agent,
         commits: Commits,
         reading: Reading,
-        opened: dict[str, Opened],
+        opened: dict[Durable, Opened],
         in_hand: Callable[[], list[Item]],
         lookout: Lookout,
         forgetting: Forgetting,
@@ -215,10 +215,10 @@ class Upkeep:
             attempts = await self.commits.db(self.commits.store.attempts)
         mine = {item.at_key for item in self.in_hand()}
         for one in attempts:
-            opened = self.opened.get(one.stream)
+            opened = self.opened.get(one.durable)
             if opened is None or one.key in mine:
                 continue
-            if is_exhausted(one, opened, self.lookout.first_of(one.stream), now_ms()):
+            if is_exhausted(one, opened, self.lookout.first_of(one.durable), now_ms()):
                 await self._bury(one, opened)
 
     async def _bury(self, attempt: Attempt, opened: Opened) -> None:

@@ -141,7 +141,7 @@ def observer(settings: Settings, runner: Runner) -> observe.Observer:
     """Of what is declared, it looks at the streams of its inputs and at the ledger's."""
 
     def part(whole: topology.Topology) -> topology.Topology:
-        names = {*runner.opened, LEDGER_STREAM}
+        names = {LEDGER_STREAM, *(stream for stream, _ in runner.opened)}
         return msgspec.structs.replace(
             whole, streams=tuple(one for one in whole.streams if one.name in names), consumers=()
         )

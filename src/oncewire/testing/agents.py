@@ -199,8 +199,9 @@ class AgentTest:
         self._ledger = self._store.open(agent.tenant, agent.workspace, agent.name)
         self._consumer = durable_name(agent.name, agent.tenant, agent.workspace)
         filters = tuple(handler.pattern for handler in agent.handlers)
-        self._sources = {STREAM: Source(STREAM, CREATED, self._consumer, filters, 1, False)}
-        self._reading = Reading(agent, self._ledger, self._sources)
+        source = Source(STREAM, CREATED, self._consumer, filters, 1, False)
+        self._sources = {source.durable: source}
+        self._reading = Reading(agent, self._ledger, [source])
         await self._start()
 
     async def _start(self) -> None:

@@ -54,7 +54,8 @@ COUNTED: Final = (Outcome.DONE, Outcome.TERMINATED, Outcome.DEAD)
 
 
 class Inputs(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The positions of one stream that a block settles, by outcome: closed ranges."""
+    """The positions of one durable that a block settles, by outcome: closed ranges. `filters` are all that the agent
+    reads on the stream, by whichever durable."""
 
     stream: str
     created: str

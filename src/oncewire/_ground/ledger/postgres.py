@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,7 @@ from oncewire._ground.ledger.keys import Place
 from oncewire._ground.ledger.packed import pack
 from oncewire._ground.ledger.postgres_session import DISCARD_TEMPORARY, PROCESS_LOCKS, PostgresSession
 from oncewire._ground.ledger.postgres_tx import PostgresTx, went_on
-from oncewire._ground.ledger.rules import Content, Delayed, Head, Ledger, Sending, Source
+from oncewire._ground.ledger.rules import Content, Delayed, Head, Ledger, Sending, Sources
 from oncewire._ground.ledger.store import (
     FORMAT,
     Appended,
@@ -240,7 +240,7 @@ class PostgresStore:
             self._is_torn = True
             raise ends_transaction() from None
 
-    def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
+    def append(self, content: Content, sources: Sources, delayed: Sequence[Delayed]) -> Appended:
         assert self._ledger is not None
         with self._session.translated():
             cursor = self._inside()

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from oncewire._ground.contracts import blocks, hashes
+from oncewire._ground.contracts import blocks, hashes, subjects
 from oncewire._ground.contracts.blocks import (
     ANNOUNCEMENT_VERSION,
     COUNTED,
@@ -120,6 +120,19 @@ class Source(msgspec.Struct, frozen=True):
     settled: int = 0
     """Up to here every input is known to be settled."""
 
+    @property
+    def durable(self) -> Durable:
+        return self.stream, self.consumer
+
+
+Durable = tuple[str, str]
+"""Its stream and its name. Those that one agent has on a stream bring different subjects."""
+Sources = Mapping[Durable, Source]
+
+
+def brings(filters: Iterable[str], subject: str) -> bool:
+    return any(subjects.matches(subject, pattern) for pattern in filters)
+
 
 # ---- keys
 
@@ -158,16 +171,38 @@ def position_element(entry: Entry) -> bytes:
 # ---- blocks
 
 
-def inputs_of(entries: Sequence[Entry], sources: Mapping[str, Source]) -> list[Inputs]:
-    """The positions of a block by stream and outcome."""
+def inputs_of(entries: Sequence[Entry], sources: Sources) -> list[Inputs]:
+    """The positions of a block by durable and outcome."""
     streams = sorted(set(columns(entries, Entry, "stream")[0]))
     if len(streams) == 1:
-        return [_inputs(streams[0], entries, sources[streams[0]])]
-    parts = {stream: [entry for entry in entries if entry.stream == stream] for stream in streams}
-    return [_inputs(stream, part, sources[stream]) for stream, part in parts.items()]
+        return _inputs_of_stream(entries, [one for one in sources.values() if one.stream == streams[0]])
+    found: list[Inputs] = []
+    for stream in streams:
+        part = [entry for entry in entries if entry.stream == stream]
+        found += _inputs_of_stream(part, [one for one in sources.values() if one.stream == stream])
+    return found
 
 
-def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
+def _inputs_of_stream(entries: Sequence[Entry], sources: Sequence[Source]) -> list[Inputs]:
+    """What an entry came by is told by its subject. Each part names all that the agent reads there, as an auditor
+    must know it."""
+    if len(sources) == 1:
+        return [_inputs(entries, sources[0])]
+    filters = tuple(sorted({pattern for source in sources for pattern in source.filters}))
+    start = max(source.start for source in sources)
+    parts: dict[Durable, list[Entry]] = {}
+    for entry in entries:
+        source = next((one for one in sources if brings(one.filters, entry.subject)), sources[0])
+        parts.setdefault(source.durable, []).append(entry)
+    by_durable = {source.durable: source for source in sources}
+    return [
+        _inputs(part, msgspec.structs.replace(by_durable[durable], filters=filters, start=start))
+        for durable, part in sorted(parts.items())
+    ]
+
+
+def _inputs(entries: Sequence[Entry], source: Source) -> Inputs:
+    stream = source.stream
     sequences, bodies, outcomes = columns(entries, Entry, "sequence", "body", "outcome")
     there = distinct(outcomes)
     by_outcome = {
@@ -192,8 +227,8 @@ def _inputs(stream: str, entries: Sequence[Entry], source: Source) -> Inputs:
 
 def _listed_subjects(entries: Sequence[Entry]) -> list[str]:
     """One for all where they are the same."""
-    subjects = [entry.subject for entry in entries]
-    return subjects[:1] if len(set(subjects)) == 1 else subjects
+    named = [entry.subject for entry in entries]
+    return named[:1] if len(set(named)) == 1 else named
 
 
 class Ledger(NamedTuple):
@@ -219,15 +254,24 @@ class Summed(NamedTuple):
     settled: list[tuple[str, str, int]]
 
 
-def summed(ledger: Ledger, content: Content, sources: Mapping[str, Source]) -> Summed:
+def summed(ledger: Ledger, content: Content, sources: Sources) -> Summed:
     counted = _counted(content.entries)
     return Summed(
         inputs_of(content.entries, sources),
         columns(content.effects, Sending, "id")[0],
         element_sum(ledger.name, *columns(counted, Entry, "identity", "subject", "outcome", "digest")),
         targets_of(content.effects),
-        [(one.stream, one.created, one.settled) for one in sources.values() if one.settled],
+        settled_up_to(sources.values()),
     )
+
+
+def settled_up_to(sources: Iterable[Source]) -> list[tuple[str, str, int]]:
+    """By stream how far every input is settled, whichever durable brings it."""
+    found: dict[tuple[str, str], int] = {}
+    for one in sources:
+        known = found.get((one.stream, one.created), one.settled)
+        found[one.stream, one.created] = min(known, one.settled)
+    return [(stream, created, settled) for (stream, created), settled in found.items() if settled]
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:

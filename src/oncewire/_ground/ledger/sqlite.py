@@ -14,7 +14,7 @@ import secrets
 import sqlite3
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
 from oncewire._ground.ledger.packed import pack
 from oncewire._ground.ledger.processes import is_alive, machine
-from oncewire._ground.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Source
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Sources
 from oncewire._ground.ledger.sqlite_checkpoints import Checkpoints
 from oncewire._ground.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire._ground.ledger.sqlite_keys import SqliteKeys
@@ -323,7 +323,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise translate(self.path, error) from error
 
-    def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended:
+    def append(self, content: Content, sources: Sources, delayed: Sequence[Delayed]) -> Appended:
         assert self._ledger is not None
         with translated(self.path):
             db = self._inside()
@@ -428,18 +428,20 @@ class SqliteStore:
 
     def begun(self, attempts: Sequence[Attempt]) -> None:
         rows = [
-            (one.key, self._agent, one.stream, one.sequence, one.deliveries, one.started_ms, one.error)
+            (one.key, self._agent, one.stream, one.consumer, one.sequence, one.deliveries, one.started_ms, one.error)
             for one in attempts
         ]
         with self._own() as db:
-            db.executemany("INSERT OR REPLACE INTO ledger_attempts VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            db.executemany("INSERT OR REPLACE INTO ledger_attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
     def renew_attempts(self, keys: Sequence[bytes], now_ms: int) -> None:
         with self._own() as db:
             db.executemany("UPDATE ledger_attempts SET started_ms = ? WHERE key = ?", [(now_ms, key) for key in keys])
 
     def attempts(self) -> list[Attempt]:
-        query = "SELECT key, stream, sequence, deliveries, started_ms, error FROM ledger_attempts WHERE agent = ?"
+        query = (
+            "SELECT key, stream, consumer, sequence, deliveries, started_ms, error FROM ledger_attempts WHERE agent = ?"
+        )
         with translated(self.path):
             return [Attempt(*row) for row in self.connection.execute(query, (self._agent,))]
 

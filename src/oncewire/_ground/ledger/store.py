@@ -20,14 +20,14 @@ not known, so nothing of it may be published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from oncewire._ground.contracts.blocks import Confirmed, Ranges, announcement_hash, read_announcement
 from oncewire._ground.errors import ContractViolation, Corrupt, Refused
 from oncewire._ground.ledger.keys import Place
 from oncewire._ground.ledger.packed import unpack
-from oncewire._ground.ledger.rules import Content, Delayed, Head, Ledger, Source, identity_key
+from oncewire._ground.ledger.rules import Content, Delayed, Durable, Head, Ledger, Sources, identity_key
 from oncewire._ground.ledger.tx import Tx
 from oncewire._ground.masking import mask_url
 
@@ -53,10 +53,15 @@ class Attempt(NamedTuple):
     key: bytes
     """Of the position, not of the identity."""
     stream: str
+    consumer: str
     sequence: int
     deliveries: int
     started_ms: int
     error: str
+
+    @property
+    def durable(self) -> Durable:
+        return self.stream, self.consumer
 
 
 class Appended(NamedTuple):
@@ -175,7 +180,7 @@ class Store(Protocol):
 
     def keep(self) -> None: ...
     def undo(self) -> None: ...
-    def append(self, content: Content, sources: Mapping[str, Source], delayed: Sequence[Delayed]) -> Appended: ...
+    def append(self, content: Content, sources: Sources, delayed: Sequence[Delayed]) -> Appended: ...
     def mark(self, marks: Sequence[Mark]) -> None: ...
     def commit(self) -> None: ...
     def rollback(self) -> None: ...

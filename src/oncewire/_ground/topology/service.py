@@ -10,8 +10,9 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from oncewire._ground.errors import OncewireError
+from oncewire._ground.errors import NotFound, OncewireError, PermissionDenied
 from oncewire._ground.jetstream import Client
+from oncewire._ground.settings import Settings
 from oncewire._ground.topology.declared import load
 from oncewire._ground.topology.model import Topology
 from oncewire._ground.topology.rules import NONE, Act, Found, FoundStream, Plan, Step, creates, permit, plan, show
@@ -60,6 +61,24 @@ async def ensure_consumers(client: Client, service: str, *, topology: Topology |
     """Create the durables of one service that are missing, as `init_streams` does for streams."""
     declared = topology or load()
     return await _create_missing(client, declared.for_service(service), declared)
+
+
+async def ensure_durable(client: Client, stream: str, consumer: str, settings: Settings) -> None:
+    """Create one declared durable, if it is missing; NotFound when nobody declares it."""
+    declared = load(settings=settings)
+    mine = tuple(one for one in declared.consumers if (one.stream, one.name) == (stream, consumer))
+    if not mine:
+        raise NotFound(
+            f"consumer {consumer} on {stream} does not exist, and no catalog declares it",
+            hint="Declare it in a file of ONCEWIRE_TOPOLOGY, or check the name.",
+        )
+    try:
+        await _create_missing(client, replace(declared, streams=(), consumers=mine), declared)
+    except PermissionDenied as denied:
+        raise NotFound(
+            f"consumer {consumer} on {stream} does not exist, and this user may not create it: {denied.message}",
+            hint="An operator creates it: `oncewire topology apply`.",
+        ) from None
 
 
 async def ensure(client: Client, *, topology: Topology | None = None) -> list[Problem]:

@@ -4,7 +4,7 @@ Silver's own reader takes many messages at a time, by compiled loops, into colum
 repeat its mistakes. This one reads one message at a time, knows none of that code, and is held to it by audits: for a
 sample of the messages, or for all (`--deep`).
 
-Whether a message meets its contract is decided by the contract (`oncewire._ground.contracts`). What its row says is taken from
+Whether a message meets its contract is decided by the contract (`_ground.contracts`). What its row says is taken from
 the body as JSON has it, and from the headers. What they leave out is filled in as the contract says: from the headers
 of a replay, the subject, and where the message stands. Pure: nothing depends on a clock or on the messages around.
 """

@@ -3,7 +3,7 @@ batches name against what the tables hold. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from oncewire._ground.contracts import blocks
@@ -40,26 +40,33 @@ def compare(parts: Iterable[Part]) -> Iterator[Result]:
 
 def _compare_block(parts: list[Part]) -> Iterator[Result]:
     chain, number = parts[0].chain, parts[0].block
-    announced = {part[3:6]: part for part in parts if part.what == "inputs"}
+    announced: dict[Lifetime, list[Part]] = {}
+    """By stream, of which an agent may read several durables."""
     found: dict[Lifetime, list[Part]] = {}
     for part in parts:
-        if part.what in ("sum", "listed"):
+        if part.what == "inputs":
+            announced.setdefault(part[3:6], []).append(part)
+        elif part.what in ("sum", "listed"):
             found.setdefault(part[3:6], []).append(part)
     is_whole = True
     for place, told in sorted(announced.items()):
-        mine = found.get(place, [])
+        mine, amount = found.get(place, []), sum(part.amount for part in told)
         is_listed = any(part.what == "listed" for part in mine)
-        if sum(part.amount for part in mine) != told.amount:
+        if sum(part.amount for part in mine) != amount:
             is_whole = False
-            yield Result("count", "sums", "unproven", *place, chain=chain, block=number, amount=told.amount)
+            yield Result("count", "sums", "unproven", *place, chain=chain, block=number, amount=amount)
         elif is_listed:
-            yield Result("count", "sums", "listed", *place, chain=chain, block=number, amount=told.amount)
-        elif blocks.add(NO_STATE, [part.position for part in mine]) != told.position:
-            text = f"the bytes of its {told.amount} inputs in bronze are not those that it settled"
-            yield Result("error", "sums", "bodies", *place, chain=chain, block=number, amount=told.amount, detail=text)
+            yield Result("count", "sums", "listed", *place, chain=chain, block=number, amount=amount)
+        elif _positions(mine) != _positions(told):
+            text = f"the bytes of its {amount} inputs in bronze are not those that it settled"
+            yield Result("error", "sums", "bodies", *place, chain=chain, block=number, amount=amount, detail=text)
         else:
-            yield Result("count", "sums", "inputs", *place, chain=chain, block=number, amount=told.amount)
+            yield Result("count", "sums", "inputs", *place, chain=chain, block=number, amount=amount)
     yield from _compare_state(chain, number, parts, found, is_whole)
+
+
+def _positions(parts: Sequence[Part]) -> bytes:
+    return blocks.add(NO_STATE, [part.position for part in parts])
 
 
 def _compare_state(

@@ -79,6 +79,7 @@ CREATE TABLE ledger_attempts (
     key bytea PRIMARY KEY,
     agent text NOT NULL,
     stream text NOT NULL,
+    consumer text NOT NULL,
     sequence bigint NOT NULL,
     deliveries integer NOT NULL,
     started_ms bigint NOT NULL,

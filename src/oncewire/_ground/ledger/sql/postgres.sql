@@ -88,11 +88,11 @@ WITH gone AS (
 UPDATE {s}.ledger_chains SET confirmed = %(block)s, confirmed_streams = %(streams)s::jsonb WHERE chain = %(chain)s;
 
 -- name: begun
-INSERT INTO {s}.ledger_attempts (key, agent, stream, sequence, deliveries, started_ms, error)
-SELECT key, %s, stream, sequence, deliveries, started_ms, error
-FROM unnest(%s::bytea[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[], %s::text[])
-    AS given (key, stream, sequence, deliveries, started_ms, error)
-ON CONFLICT (key) DO UPDATE SET stream = excluded.stream, sequence = excluded.sequence,
+INSERT INTO {s}.ledger_attempts (key, agent, stream, consumer, sequence, deliveries, started_ms, error)
+SELECT key, %s, stream, consumer, sequence, deliveries, started_ms, error
+FROM unnest(%s::bytea[], %s::text[], %s::text[], %s::bigint[], %s::integer[], %s::bigint[], %s::text[])
+    AS given (key, stream, consumer, sequence, deliveries, started_ms, error)
+ON CONFLICT (key) DO UPDATE SET stream = excluded.stream, consumer = excluded.consumer, sequence = excluded.sequence,
     deliveries = excluded.deliveries, started_ms = excluded.started_ms, error = excluded.error;
 
 -- name: renew_attempts
@@ -102,7 +102,7 @@ UPDATE {s}.ledger_attempts SET started_ms = %s WHERE key IN (
 );
 
 -- name: attempts
-SELECT key, stream, sequence, deliveries, started_ms, error FROM {s}.ledger_attempts WHERE agent = %s;
+SELECT key, stream, consumer, sequence, deliveries, started_ms, error FROM {s}.ledger_attempts WHERE agent = %s;
 
 -- name: forget_attempts
 -- In key order, as `begun` writes them: no two transactions wait for each other.

@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS ledger_attempts (
     key BLOB PRIMARY KEY,
     agent TEXT NOT NULL,
     stream TEXT NOT NULL,
+    consumer TEXT NOT NULL,
     sequence INTEGER NOT NULL,
     deliveries INTEGER NOT NULL,
     started_ms INTEGER NOT NULL,
