@@ -13,7 +13,6 @@ import oncewire
 from oncewire import GatewayClient, outbox, tokens
 
 POSTGRES = os.environ["ONCEWIRE_POSTGRES_URL"]
-NATS = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
 GATEWAY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:3005")
 
 
@@ -41,7 +40,7 @@ async def answer(client: oncewire.Client, conversation: str, question: str) -> N
 
 async def main() -> None:
     conversation = str(uuid.uuid4())
-    async with oncewire.connect(NATS) as client, GatewayClient(GATEWAY) as gateway:
+    async with oncewire.connect() as client, GatewayClient(GATEWAY) as gateway:
         await store(conversation, "user", "What is once?")
         answering = asyncio.create_task(answer(client, conversation, "What is once?"))
         async for message in gateway.room(conversation, resume=0):

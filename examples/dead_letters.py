@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 
 import oncewire
 from oncewire.dlq.letters import Filter, group, read_letters
@@ -13,7 +12,7 @@ SUBJECT = "evt.default.demo.orders.placed"
 
 
 async def main() -> None:
-    async with oncewire.connect(os.environ.get("NATS_URL", "nats://localhost:4222")) as client:
+    async with oncewire.connect() as client:
         body = b'{"type": "OrderPlaced", "payload": {"order": 1}}'
         await inject(client, SUBJECT, body, consumer="biller_consumer", cause="TimeoutError: the bank did not answer")
         mine = Filter(consumer="biller_consumer", cause="TimeoutError")

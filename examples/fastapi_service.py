@@ -21,9 +21,8 @@ from oncewire.agent import open_store
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    url = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
     store = open_store(os.environ.get("BILLER_STORE", "sqlite:///biller.db"))
-    async with oncewire.connect(url) as client, agent.running(client, store) as runner:
+    async with oncewire.connect() as client, agent.running(client, store) as runner:
         app.state.client, app.state.runner = client, runner
         yield
 

@@ -29,7 +29,6 @@ from oncewire.broker import BrokerEnvelope, Delivery
 from oncewire.broker.client import Worker
 from oncewire.pipeline.tables import dataset, open_table
 
-NATS = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
 BROKER = os.environ.get("BROKER_URL", "http://127.0.0.1:8080")
 GATEWAY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:3005")
 LAKE = os.environ.get("LAKE", ".oncewire/lake")
@@ -89,7 +88,7 @@ async def send(trace_id: str) -> None:
         traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01",  # a client with tracing sends it as a header
     )
     async with (
-        oncewire.connect(NATS) as client,
+        oncewire.connect() as client,
         oncewire.BrokerClient(BROKER) as broker,
         GatewayClient(GATEWAY) as gateway,
         agent.running(client, store),

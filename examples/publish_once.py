@@ -4,7 +4,6 @@ Run it beside `oncewire up`, or with NATS_URL at a server that has the topology:
 """
 
 import asyncio
-import os
 
 import oncewire
 
@@ -12,7 +11,7 @@ EVENT = {"type": "OrderPlaced", "payload": {"order": 1001, "cents": 4200}}
 
 
 async def main() -> None:
-    async with oncewire.connect(os.environ.get("NATS_URL", "nats://localhost:4222")) as client:
+    async with oncewire.connect() as client:
         for attempt in (1, 2):
             ack = await client.publish("evt.default.demo.orders.placed", EVENT, msg_id="order-1001")
             outcome = "duplicate: already stored" if ack.is_duplicate else "stored"

@@ -1,7 +1,6 @@
 """An answer that is streamed while it is made, and stored as a message at its end (run it beside `oncewire up`)."""
 
 import asyncio
-import os
 import sys
 import uuid
 
@@ -25,7 +24,7 @@ async def main() -> None:
         """In a service: `await outbox.enqueue_async(connection, conversation, role="assistant", content=text)`."""
         print(f"stored: {text.strip()}")
 
-    async with oncewire.connect(os.environ.get("NATS_URL", "nats://localhost:4222")) as client:
+    async with oncewire.connect() as client:
         async with tokens.stream(conversation, client=client, enqueue=save) as out:
             async for text in model():
                 await out.send(text)

@@ -108,7 +108,10 @@ def _settings() -> str:
         "Settings",
         "A value is taken from the first of: a flag, an environment variable, `oncewire.toml` (`--config` or\n"
         "`ONCEWIRE_CONFIG` names another file), the default. `oncewire config` prints each with its origin. In the\n"
-        "file, `nats.url` is the key `url` in the table `[nats]`; unknown keys are errors.",
+        "file, `nats.url` is the key `url` in the table `[nats]`; unknown keys are errors.\n\n"
+        "The library follows the same rule: what is not passed to `oncewire.connect`, `agent.running`,\n"
+        "`init_streams`, `ensure_consumers`, `tokens.stream` or `outbox.RelayOptions` comes from here. Spark's\n"
+        "readers and writers take options alone.",
         _table("key|flag|variable|default|it is", rows),
     )
 

@@ -66,6 +66,21 @@ async def test_an_answer_streams_and_becomes_a_message(up: Up) -> None:
     assert text == answer.event.content
 
 
+def test_the_chat_follows_the_prefixes_of_the_settings(tmp_path: Path) -> None:
+    """Without them its answers would go to subjects that no stream captures, and nobody would be told."""
+    prefixes = {"NATS_EVENTS_PREFIX": "acme.events", "NATS_TOKENS_PREFIX": "acme.tokens"}
+
+    async def answered(url: str) -> str:
+        conversation = str(uuid.uuid4())
+        async with GatewayClient(url, limits=QUICK) as client:
+            room = client.room(conversation, resume=0)
+            await post(url, message(conversation))
+            return [(await within(anext(room))).event.role for _ in range(2)][-1]
+
+    with Up(made(tmp_path / "data"), **prefixes) as running:
+        assert "assistant" == asyncio.run(answered(address(running.ready())))
+
+
 @pytest.mark.parametrize(
     ("headers", "fields", "status"),
     [

@@ -43,7 +43,7 @@ from oncewire._ground.jetstream import Client
 from oncewire._ground.ledger.processes import process_name
 from oncewire._ground.ledger.rules import Durable, Ledger
 from oncewire._ground.ledger.store import Store
-from oncewire._ground.settings import Settings
+from oncewire._ground.settings import Settings, load
 from oncewire._ground.tracing import Tracer
 from oncewire.agent import sources as opening
 from oncewire.agent.agent import Agent
@@ -82,7 +82,7 @@ class Runner:
         self.agent = agent
         self.client = client
         self.store = store
-        self.settings = settings or Settings()
+        self.settings = settings or load().settings
         self.at = at
         self.tracer = tracer
         self.clock_ms = clock_ms

@@ -12,12 +12,12 @@ import msgspec
 
 from oncewire._ground.database.postgres import connected
 from oncewire._ground.errors import Refused
+from oncewire._ground.settings import Settings
 from oncewire.cli import face
 from oncewire.cli.migrate import require_postgres
 from oncewire.outbox import inspect
 from oncewire.outbox.inspect import Status
 from oncewire.outbox.purge import purge as purge_rows
-from oncewire.outbox.relay import RelayOptions
 
 T = TypeVar("T")
 Run = Callable[..., None]
@@ -154,7 +154,7 @@ def void(
 
 
 @outbox.command()
-@click.option("--older-than-s", type=int, default=RelayOptions.keep_s, show_default=True, help="Age in seconds.")
+@click.option("--older-than-s", type=int, default=Settings.outbox_keep_s, show_default=True, help="Age in seconds.")
 @_command
 def purge(*, older_than_s: int, schema: str, as_json: bool, **flags: Any) -> None:
     """Delete outbox rows that were dispatched long ago. Relays do this by themselves; messages stay.

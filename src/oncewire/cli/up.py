@@ -179,7 +179,7 @@ async def _gateway(
     client: Client, for_chat: Client, chosen: Settings, observer: observe.Observer
 ) -> AsyncIterator[dict[str, str]]:
     """The realtime gateway, and a chat that shows what it does; it knows no users, so not where they are asked for."""
-    chat = None if edge.asks_who(chosen) else Chat(for_chat, chosen.postgres_url)
+    chat = None if edge.asks_who(chosen) else Chat(for_chat, chosen)
     what = "rooms and tokens for browsers" + ("; a chat to try:" if chat else " on")
     async with (
         chat.running() if chat else contextlib.nullcontext(),

@@ -22,6 +22,7 @@ from oncewire._ground.database.postgres import connected, queries
 from oncewire._ground.errors import ContractViolation, OncewireError, PermissionDenied, Unavailable
 from oncewire._ground.http import OPEN, Request, Routes
 from oncewire._ground.jetstream import Client
+from oncewire._ground.settings import Settings
 from oncewire.demo.answers import answer_to
 
 SQL = queries("oncewire.demo")
@@ -57,9 +58,10 @@ _encode = msgspec.json.Encoder().encode
 class Chat:
     """`async with chat.running():` around the server whose routes it is in."""
 
-    def __init__(self, client: Client, postgres_url: str) -> None:
+    def __init__(self, client: Client, settings: Settings) -> None:
         self._client = client
-        self._url = postgres_url
+        self._url = settings.postgres_url
+        self._settings = settings
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Lock] = {}
 
@@ -144,7 +146,12 @@ class Chat:
             return await self._store_answer(asked, out.message_id, text, is_stopped=out.stopped)
 
         async with tokens.stream(
-            asked.conversation, client=self._client, enqueue=enqueue, last_sequence=asked.sequence
+            asked.conversation,
+            client=self._client,
+            enqueue=enqueue,
+            last_sequence=asked.sequence,
+            events_prefix=self._settings.chat_events_prefix,
+            tokens_prefix=self._settings.chat_tokens_prefix,
         ) as out:
             for piece in answer_to(asked.content, asked.sequence):
                 await out.send(piece)

@@ -29,6 +29,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Final, Literal
 
+from oncewire._ground import settings
 from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.headers import TENANT
 from oncewire._ground.contracts.realtime import (
@@ -40,14 +41,7 @@ from oncewire._ground.contracts.realtime import (
     TokenChunk,
     encode_realtime,
 )
-from oncewire._ground.contracts.subjects import (
-    CHAT_EVENTS_PREFIX,
-    CHAT_TOKENS_PREFIX,
-    chat_events,
-    chat_stop,
-    chat_tokens,
-    token,
-)
+from oncewire._ground.contracts.subjects import chat_events, chat_stop, chat_tokens, token
 from oncewire._ground.errors import Refused, Unavailable
 from oncewire._ground.jetstream import Client, Message
 
@@ -271,10 +265,17 @@ def stream(
     metadata: Mapping[str, Any] | None = None,
     tenant: str = "",
     interval_ms: int = INTERVAL_MS,
-    events_prefix: str = CHAT_EVENTS_PREFIX,
-    tokens_prefix: str = CHAT_TOKENS_PREFIX,
+    events_prefix: str | None = None,
+    tokens_prefix: str | None = None,
 ) -> Stream:
-    """Stream an answer into a conversation. `last_sequence` is the last message that the producer knows of, if any."""
+    """Stream an answer into a conversation. `last_sequence` is the last message that the producer knows of, if any.
+
+    The prefixes are those of this process's settings (NATS_EVENTS_PREFIX, NATS_TOKENS_PREFIX) unless passed.
+    """
+    if events_prefix is None or tokens_prefix is None:
+        chosen = settings.load().settings
+        events_prefix = chosen.chat_events_prefix if events_prefix is None else events_prefix
+        tokens_prefix = chosen.chat_tokens_prefix if tokens_prefix is None else tokens_prefix
     return Stream(
         conversation_id,
         client=client,

@@ -1,6 +1,6 @@
 """The relay: empties both outboxes, each by a loop of its own, until it is stopped.
 
-    async with relaying(client, url, RelayOptions()) as relay: …
+    async with relaying(client, url) as relay: …
 
 Several relays may run side by side, in one process or on many machines. Each loop reconnects to PostgreSQL by itself;
 while NATS or PostgreSQL is away nothing is claimed and no attempt is counted.
@@ -13,14 +13,14 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncewire._ground.database import postgres
 from oncewire._ground.errors import OncewireError, Unavailable
 from oncewire._ground.jetstream import Client
 from oncewire._ground.metrics import Histogram
-from oncewire._ground.settings import Settings
+from oncewire._ground.settings import Settings, load
 from oncewire._ground.tracing import Tracer
 from oncewire.outbox import purge
 from oncewire.outbox.conversations import Conversations
@@ -46,14 +46,19 @@ def _no_step(_: str) -> None:
     """Nobody watches."""
 
 
+def _chosen(name: str) -> Any:
+    """A field that is taken from the settings of this process unless it is passed."""
+    return field(default_factory=lambda: getattr(load().settings, name))
+
+
 @dataclass(frozen=True)
 class RelayOptions:
     """`on_step` is told each step by its name before the next one; tests stop a process there."""
 
-    poll_ms: int = 250
-    batch_size: int = 25
-    keep_s: int = 3_600
-    prefix: str = "chat.events"
+    poll_ms: int = _chosen("outbox_poll_interval_ms")
+    batch_size: int = _chosen("outbox_batch_size")
+    keep_s: int = _chosen("outbox_keep_s")
+    prefix: str = _chosen("chat_events_prefix")
     schema: str = ""
     on_step: OnStep = _no_step
     tracer: Tracer | None = None

@@ -1,6 +1,6 @@
 """The public client: one connection, and everything that rides on it.
 
-async with oncewire.connect("nats://localhost:4222") as client:
+async with oncewire.connect() as client:
     ack = await client.publish("evt.default.demo.orders.placed", b"…", msg_id="order-1")
 """
 
@@ -11,11 +11,12 @@ import contextlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from oncewire._ground import tracing
+from oncewire._ground import settings, tracing
 from oncewire._ground.contracts import ids
 from oncewire._ground.contracts.canonical import canonical
 from oncewire._ground.contracts.headers import TRACEPARENT
@@ -35,14 +36,7 @@ from oncewire._ground.jetstream import codes, protocol, stored
 from oncewire._ground.jetstream.connection import Connection, Subscription, each
 from oncewire._ground.jetstream.fast import Ingested, publish_fast
 from oncewire._ground.jetstream.keyvalue import KeyValue
-from oncewire._ground.jetstream.options import (
-    DEFAULT_INBOX_PREFIX,
-    DEFAULT_URL,
-    OnChange,
-    Options,
-    State,
-    parse_servers,
-)
+from oncewire._ground.jetstream.options import OnChange, Options, State, options_from
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.jetstream.publish import PUBLISH_TIMEOUT_S, Outcome, Outgoing, PubAck, Publisher
 from oncewire._ground.jetstream.pull import Pull
@@ -412,33 +406,47 @@ def _refuse_queries(subjects: list[str]) -> None:
 
 
 def connect(
-    url: str | Sequence[str] = DEFAULT_URL,
+    url: str | Sequence[str] | None = None,
     *,
     name: str = "oncewire",
-    user: str = "",
-    password: str = "",
-    token: str = "",
-    creds: str = "",
-    nkey: str = "",
-    inbox_prefix: str = DEFAULT_INBOX_PREFIX,
+    user: str | None = None,
+    password: str | None = None,
+    token: str | None = None,
+    creds: str | None = None,
+    nkey: str | None = None,
+    inbox_prefix: str | None = None,
     tls: ssl.SSLContext | None = None,
     connect_timeout_s: float = 5.0,
     ping_interval_s: float = 20.0,
     on_change: OnChange | None = None,
 ) -> Client:
-    """A client for `async with`. `url` may name several servers; the rest of a cluster is learned from them."""
-    options = Options(
-        servers=parse_servers(url),
-        name=name,
-        user=user,
-        password=password,
-        token=token,
-        creds=creds,
-        nkey=nkey,
-        inbox_prefix=inbox_prefix,
-        tls=tls,
-        connect_timeout_s=connect_timeout_s,
-        ping_interval_s=ping_interval_s,
-        on_change=on_change,
+    """A client for `async with`. `url` may name several servers; the rest of a cluster is learned from them.
+
+    What is not passed comes from the settings of this process: NATS_URL, NATS_CREDS, NATS_CA and the others that
+    `oncewire config` lists. Credentials count together: with one of them passed, those of the settings are not used.
+    """
+    chosen = settings.load().settings
+    if any(one is not None for one in (user, password, token, creds, nkey)):
+        chosen = replace(
+            chosen,
+            nats_user=user or "",
+            nats_password=password or "",
+            nats_token=token or "",
+            nats_creds=creds or "",
+            nats_nkey=nkey or "",
+        )
+    if tls is not None:
+        chosen = replace(chosen, nats_ca="", nats_cert="", nats_key="")
+    if inbox_prefix is not None:
+        chosen = replace(chosen, nats_inbox_prefix=inbox_prefix)
+    if url is not None:
+        chosen = replace(chosen, nats_url=url if isinstance(url, str) else ",".join(url))
+    options = options_from(chosen, name=name, on_change=on_change)
+    return Client(
+        replace(
+            options,
+            tls=tls or options.tls,
+            connect_timeout_s=connect_timeout_s,
+            ping_interval_s=ping_interval_s,
+        )
     )
-    return Client(options)
