@@ -1,4 +1,4 @@
-"""A nats-server with a user of least privilege per declared service, as an operator would set it up."""
+"""A nats-server with a user per declared service, as an operator would set it up."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import stat
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
 
 from oncewire import outbox
@@ -278,9 +280,9 @@ async def has_entries(client: Client, bucket: str) -> bool:
     return bool([one for one in await client.kv(bucket).entries() if one.key != "a.b"])
 
 
-async def is_stored(client: Client, subject: str) -> bool:
+async def is_stored(client: Client, subject: str, stream: str = "CHAT_EVENTS") -> bool:
     try:
-        return bool((await client.get_last("CHAT_EVENTS", subject)).sequence)
+        return bool((await client.get_last(stream, subject)).sequence)
     except NotFound:
         return False
 
@@ -386,6 +388,23 @@ async def refused(client: Client, subject: str) -> bool:
     except OncewireError:
         return False
     return False
+
+
+async def test_the_reply_subject_of_a_request_is_not_checked(place: Guarded) -> None:
+    """The limit of all permissions here, and why docs/security.md calls them no protection against an attacker."""
+    before, target = len(place.violations), "platform.payments.balance_credited"
+    key, inbox = users.key_path(place.keys, "agent"), users.inbox_prefix("agent").encode()
+    agent = await nats.connect(place.server.url, nkeys_seed=str(key), inbox_prefix=inbox)
+    try:
+        stored = await agent.jetstream().publish("evt.default.demo.forged", b'{"forged": true}')
+        request = json.dumps({"seq": stored.seq}).encode()
+        await agent.publish(f"{JS}DIRECT.GET.MESHFORGE_EVENTS", request, reply=target)
+        async with place.connect(users.OPERATOR) as operator:
+            await until_async(lambda: is_stored(operator, target, "PAYMENTS"), "the forged payment")
+            assert b'{"forged": true}' == (await operator.get_last("PAYMENTS", target)).payload
+    finally:
+        await agent.close()
+    assert place.violations[before:] == []
 
 
 @pytest.mark.parametrize("name", SERVICES)

@@ -159,7 +159,7 @@ def apply(
 @topology.command()
 @_declaring
 @click.option("--format", "form", type=click.Choice(FORMATS), default=FORMATS[0], show_default=True)
-@click.option("--nats-permissions", is_flag=True, help="A NATS user of least privilege per service instead.")
+@click.option("--nats-permissions", is_flag=True, help="Write a NATS user per service instead.")
 @click.option("--keys", type=_FOLDER, help="With --nats-permissions: folder of the users' keys; makes what is missing.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write (else stdout).")
 @face.command

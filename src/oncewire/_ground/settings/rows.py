@@ -89,7 +89,7 @@ class Settings:
         "_INBOX",
         "nats.inbox_prefix",
         "NATS_INBOX_PREFIX",
-        "Below it come all answers to this process; a user of least privilege has one of its own.",
+        "Subject prefix of all answers to this process; a user made by `topology export` has one of its own.",
         check=is_subject_prefix,
     )
     nats_ca: str = setting("", "nats.ca", "NATS_CA", "File with the certificate authority of the NATS servers.")

@@ -227,7 +227,7 @@ EVERY = "*"
 
 
 class Service(Struct, frozen=True, kw_only=True):
-    """Who consumes and publishes, and what else it needs: permissions.py makes a user of least privilege of it.
+    """Who consumes and publishes, and what else it needs: permissions.py makes a NATS user of it.
 
     Streams are named as in the files, a bucket's stream with its `KV_`.
     """

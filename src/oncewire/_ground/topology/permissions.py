@@ -1,8 +1,9 @@
-"""Who may do what on NATS: one user of least privilege per declared service, as nats-server configuration. Pure.
+"""Who may do what on NATS: one user per declared service, as nats-server configuration. Pure.
 
-A service may publish its subjects, use its consumers, read its streams, use its buckets, and hear what is answered to
-it, nothing else. What JetStream does is asked for by subject (`$JS.API.…`, `$JS.ACK.…`), so that subjects are all there
-is to allow: a service's table says what it needs, this module which subjects that takes.
+A service may publish to its subjects, use its consumers, read its streams, use its buckets, and subscribe to its own
+inbox. Requests to JetStream are subjects too (`$JS.API.…`, `$JS.ACK.…`): a service's table says what it needs, this
+module which subjects that takes. The server does not check the reply subject of a request, so a user can still write
+anywhere through JetStream's answers: these permissions catch mistakes, they do not stop an attacker.
 
 NATS has no wildcard for a part of a token: `ow-reader-…` cannot be written as a permission. Who may make readers on a
 stream is allowed consumers of any name there, and denied every durable that is known: those of the catalogs and of
@@ -263,7 +264,7 @@ class _Needs:
 # ---- as nats-server's configuration
 
 HEAD = """\
-# NATS users of least privilege, by `oncewire topology export --nats-permissions`. No secret stands here: an nkey is the
+# NATS users of services, by `oncewire topology export --nats-permissions`. This file holds no secret: an nkey is the
 # public half of a key. Include this file where users belong:
 #
 #   authorization { include "oncewire-users.conf" }                               all in one account
