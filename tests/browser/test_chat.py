@@ -60,7 +60,7 @@ async def test_two_tabs_lose_and_double_nothing_when_their_gateway_is_killed_in_
 ) -> None:
     """The page comes from `up`; rooms and tokens from a second node, which is the one that dies."""
     origin = address(up)
-    node = Running(up.url("nats"), "--gateway-origins", origin)
+    node = Running(up.url("nats"), "--http-origins", origin)
     try:
         page = f"{origin}/?room={uuid.uuid4()}&gateway={node.url}"
         tabs = [await chromium.tab(page), await chromium.tab(page, width=420, is_dark=True)]
@@ -79,7 +79,7 @@ async def test_two_tabs_lose_and_double_nothing_when_their_gateway_is_killed_in_
             await tab.until(f"!({IS_CONNECTED})")
         await shot(tabs[0], "away")
         await say(tabs[1], "Said while the gateway was away.")
-        node = Running(up.url("nats"), "--gateway-origins", origin, listen=f"127.0.0.1:{port}")
+        node = Running(up.url("nats"), "--http-origins", origin, listen=f"127.0.0.1:{port}")
         for tab in tabs:
             await tab.until(f"({MESSAGES}).length === 4 && ({TEXT_OF_LAST}).endsWith({ANSWER_END!r})")
             assert [1, 2, 3, 4] == await tab.evaluate(MESSAGES)

@@ -114,7 +114,7 @@ async def test_a_page_stays_connected_beyond_its_ticket_and_sees_why_it_is_refus
     async with serving_pages(shop.routes) as pages:
         origin = f"http://localhost:{pages.port}"
         shop.gateway_port = port
-        settings = resolve({"auth_keys": str(keys.path), "gateway_origins": origin}, {}, {}).settings
+        settings = resolve({"auth_keys": str(keys.path), "http_origins": origin}, {}, {}).settings
         told = {"gateway": f"http://localhost:{port}", "conversation": conversation}
         await publish(client, message(conversation, 1), lifecycle(conversation, "started", 1), chunk(conversation, 1))
         async with serving(client, settings, "127.0.0.1", port):

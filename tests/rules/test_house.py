@@ -23,6 +23,7 @@ PURE = ["**/rules.py", "_ground/contracts/**/*.py", "_ground/jetstream/protocol.
 PURE += ["_ground/ledger/keys.py", "gateway/rooms.py"]
 PURE += [f"pipeline/auditing/{name}.py" for name in ("chains", "known", "partitions", "plain", "rowhash", "sums")]
 PURE += [f"broker/{name}.py" for name in ("metrics", "openapi", "wire")]
+PURE += [f"http/{name}.py" for name in ("origins", "rates", "shares")]
 PURE += [f"gateway/{name}.py" for name in ("channels", "frames", "metrics")]
 PURE += [f"_ground/topology/{name}.py" for name in ("asyncapi", "files", "lint", "model", "names", "permissions")]
 PURE += [f"_ground/topology/{name}.py" for name in ("text", "units", "values")]

@@ -116,7 +116,7 @@ class Browser:
 
 
 @contextlib.asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
+async def browser(*flags: str) -> AsyncIterator[Browser]:
     assert CHROMIUM is not None
     async with contextlib.AsyncExitStack() as stack:
         profile = Path(
@@ -124,7 +124,7 @@ async def browser() -> AsyncIterator[Browser]:
         )
         quiet = asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
-            CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "about:blank", stdout=quiet, stderr=quiet
+            CHROMIUM, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank", stdout=quiet, stderr=quiet
         )
         stack.push_async_callback(_end, process)
         said = profile / "DevToolsActivePort"

@@ -15,6 +15,7 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
+from oncewire._ground import http
 from oncewire._ground.contracts.headers import DEDUPE_ID, EPOCH, SEQUENCE
 from oncewire._ground.contracts.realtime import (
     VERSION,
@@ -127,9 +128,15 @@ async def guest(url: str, **options: Any) -> AsyncIterator[Guest]:
 
 
 @contextlib.asynccontextmanager
-async def node(client: Client, **limits: Any) -> AsyncIterator[tuple[Gateway, str]]:
+async def node(
+    client: Client, *, origins: frozenset[str] = frozenset(), **limits: Any
+) -> AsyncIterator[tuple[Gateway, str]]:
     """A gateway in this process, and its address."""
-    async with serving(client, "127.0.0.1", 0, limits=Limits(**limits), stop_s=1.0) as gateway:
+
+    def front(routes: http.Routes) -> http.Server:
+        return http.Server(routes, http.Limits(origins=origins))
+
+    async with serving(client, "127.0.0.1", 0, limits=Limits(**limits), front=front, stop_s=1.0) as gateway:
         assert gateway.server is not None
         yield gateway, f"http://127.0.0.1:{gateway.server.port}"
 

@@ -298,6 +298,7 @@ async def test_headers_keep_proxies_from_holding_back_and_let_only_known_origins
             assert "403" in one.head.splitlines()[0]
             assert "access-control" not in one.head.lower()
         async with wire(port(url)) as web:
-            preflight = get(f"/stream/{conversation}/stop", "Origin: https://chat.example").replace(b"GET", b"OPTIONS")
+            wanted = ("Origin: https://chat.example", "Access-Control-Request-Method: POST")
+            preflight = get(f"/stream/{conversation}/stop", *wanted).replace(b"GET", b"OPTIONS")
             answer = await web.ask(preflight)
             assert (204, "https://chat.example") == (answer.status, answer.headers["access-control-allow-origin"])

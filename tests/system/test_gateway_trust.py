@@ -63,6 +63,7 @@ class Edge:
     async def ask(self, method: str, path: str, key: str = "", body: bytes = b"", origin: str = "") -> Answer:
         credential = f"Authorization: Bearer {key}\r\n" if key else ""
         credential += f"Origin: {origin}\r\n" if origin else ""
+        credential += "Access-Control-Request-Method: POST\r\n" if method == "OPTIONS" else ""
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{credential}"
         async with wire(self.port) as line:
             await line.send(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -85,7 +86,7 @@ PAGE = "https://chat.example"
 @pytest.fixture
 async def edge(client: Client, tmp_path: Path) -> AsyncIterator[Edge]:
     keys = KeyFile(tmp_path / "keys.json")
-    settings = resolve({"auth_keys": str(keys.path), "gateway_origins": PAGE}, {}, {}).settings
+    settings = resolve({"auth_keys": str(keys.path), "http_origins": PAGE}, {}, {}).settings
     async with serving(client, settings, "127.0.0.1", 0) as (gateway, _):
         assert gateway.server is not None
         yield Edge(gateway.server.port, keys, gateway.server.routes.rules)

@@ -259,6 +259,95 @@ async def test_what_two_servers_could_read_differently_is_refused_and_ends_the_c
         assert await client.is_closed()
 
 
+FOREIGN = [
+    "Origin: https://evil.example",
+    "Origin: http://localhost:1",
+    "Origin: null",
+    "Sec-Fetch-Site: cross-site",
+    "Sec-Fetch-Site: same-site",
+]
+
+
+@pytest.mark.parametrize("header", FOREIGN)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE"])
+async def test_a_page_of_another_origin_reaches_no_handler(
+    part: Part, server: Server, method: str, header: str
+) -> None:
+    """Whatever the method, the path and the body, and without a wait for that body."""
+    for path in ("/later", "/echo", "/stream", "/topics/a", "/unknown"):
+        async with wire(server.port) as client:
+            head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\nContent-Type: text/plain\r\n"
+            await client.send(f"{head}Content-Length: 9\r\n\r\n".encode())
+            answer = await client.answer()
+            assert (403, "PERMISSION_DENIED") == (answer.status, answer.json["error"])
+            assert "access-control-allow-origin" not in answer.headers
+            assert await client.is_closed()
+    assert [] == part.held
+    assert [] == part.streams
+
+
+async def test_requests_of_a_foreign_page_are_not_handled_behind_one_that_is_good(part: Part, server: Server) -> None:
+    async with wire(server.port) as client:
+        await client.send(get("/now") + get("/later", FOREIGN[0]) + get("/later"))
+        assert [200, 403] == [(await client.answer()).status for _ in range(2)]
+        assert await client.is_closed()
+    assert [] == part.held
+
+
+async def test_a_foreign_page_is_refused_before_its_credential_is_looked_at(part: Part) -> None:
+    seen: list[Request] = []
+
+    def authenticate(request: Request) -> Principal:
+        seen.append(request)
+        return Principal("acme", frozenset({"*"}))
+
+    server = Server(part.routes, Limits(), authenticate)
+    await server.start("127.0.0.1", 0)
+    try:
+        async with wire(server.port) as client:
+            assert 403 == (await client.ask(get("/now", "Authorization: Bearer ow_x", FOREIGN[0]))).status
+        assert [] == seen
+    finally:
+        await server.stop(grace_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "status"),
+    [
+        ("/page", (), 404),
+        ("/now", (), 403),
+        ("/topics/a", (), 403),
+        ("/topics/%FF", (), 403),
+        ("/page", ("Origin: https://evil.example",), 403),
+    ],
+)
+async def test_a_link_on_another_page_leads_to_pages_and_not_to_routes(
+    server: Server, path: str, more: tuple[str, ...], status: int
+) -> None:
+    headers = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: document", *more)
+    async with wire(server.port) as client:
+        assert status == (await client.ask(get(path, *headers))).status
+
+
+async def test_pages_of_an_allowed_origin_may_ask_and_read(part: Part) -> None:
+    shop = "Origin: https://shop.example"
+    async with serving(part.routes, origins=frozenset({"https://shop.example"})) as server, wire(server.port) as client:
+        for sent in (get("/now", shop, "Sec-Fetch-Site: cross-site"), post("/echo", b"{}", shop), get("/full", shop)):
+            answer = await client.ask(sent)
+            assert "https://shop.example" == answer.headers["access-control-allow-origin"]
+            assert "true" == answer.headers["access-control-allow-credentials"]
+            assert "Origin" == answer.headers["vary"]
+        asked = get("/echo", shop, "Access-Control-Request-Method: POST").replace(b"GET", b"OPTIONS", 1)
+        preflight = await client.ask(asked)
+        assert (204, "POST") == (preflight.status, preflight.headers["access-control-allow-methods"])
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        assert "https://shop.example" == preflight.headers["access-control-allow-origin"]
+        program = await client.ask(get("/now"))
+        assert (200, "Origin") == (program.status, program.headers["vary"])
+        assert "access-control-allow-origin" not in program.headers
+        assert 403 == (await client.ask(get("/now", "Origin: https://evil.example"))).status
+
+
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:8080", "localhost.evil.example", "127.0.0.1.evil.example", "[::2]", "", "a b"],

@@ -73,6 +73,18 @@ def is_http_url(value: str) -> str | None:
     return None
 
 
+def split_origins(value: str) -> list[str]:
+    """Origins as browsers send them: lower case, without a path."""
+    return [origin.strip().lower() for origin in value.split(",") if origin.strip()]
+
+
+def are_origins(value: str) -> str | None:
+    for origin in split_origins(value):
+        if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", origin):
+            return "must be scheme://host or scheme://host:port, without a path, several joined by commas"
+    return None
+
+
 def is_postgres_url(value: str) -> str | None:
     if value == "" or value.startswith(("postgresql://", "postgres://")):
         return None

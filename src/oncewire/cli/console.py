@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -96,9 +97,11 @@ async def serving(
         is_secure = certificate is not None
         sessions = Sessions(gate, settings.console_tenant, is_secure=is_secure) if gate is not None else None
 
+        limits = dataclasses.replace(http.limits_of(settings), origins=frozenset())  # for its own page alone
+
         def front(routes: http.Routes) -> http.Server:
             vouches = gate.vouches_for if gate is not None else None
-            return http.Server(routes, http.limits_of(settings), sessions, certificate, vouches)
+            return http.Server(routes, limits, sessions, certificate, vouches)
 
         stop_s = settings.http_stop_ms_max / 1000
         async with serving_at(_sources(client, settings, broker_url, figures), host, port, front, sessions, stop_s) as (

@@ -30,8 +30,8 @@ DEMO = ("oncewire.demo", "page")
 LIMITS = [
     f"gateway_{name}"
     for name in (
-        "backlog_size", "origins", "frame_bytes_max", "rooms_per_client_max", "clients_per_room_max",
-        "frames_per_s_max", "buffer_bytes_max", "slow_ms_max", "ping_ms",
+        "backlog_size", "frame_bytes_max", "rooms_per_client_max", "clients_per_room_max", "frames_per_s_max",
+        "buffer_bytes_max", "slow_ms_max", "ping_ms",
     )
 ]  # fmt: skip
 
@@ -50,7 +50,7 @@ def gateway() -> None:
 @gateway.command()
 @click.option("--listen", metavar="HOST:PORT", help="Where to listen [default 127.0.0.1 and GATEWAY_PORT, 3005].")
 @face.setting_options(
-    "data", "nats_url", "postgres_url", "auth_keys", "http_connections_max", *LIMITS, *observe.OPTIONS
+    "data", "nats_url", "postgres_url", "auth_keys", "http_connections_max", "http_origins", *LIMITS, *observe.OPTIONS
 )
 @face.command
 def run(*, listen: str | None, as_json: bool, **flags: Any) -> None:

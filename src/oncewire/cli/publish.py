@@ -17,9 +17,7 @@ PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 @click.command()
 @click.argument("subject")
 @click.argument("payload")
-@click.option(
-    "--id", "msg_id", default="", help="A repeat under this id within the duplicate window is not stored."
-)
+@click.option("--id", "msg_id", default="", help="A repeat under this id within the duplicate window is not stored.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of your own (repeatable).")
 @face.setting_options("data", "nats_url")
 @face.command

@@ -27,8 +27,6 @@ class Limits:
     """How long it may stay so: closed with 4008."""
     ping_s: float = 25.0
     """A client that was silent for so long is asked whether it lives; after as long again it is closed with 4000."""
-    origins: frozenset[str] = frozenset()
-    """Web pages from elsewhere that may connect; others get 403."""
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -42,5 +40,4 @@ def limits_of(settings: Settings) -> Limits:
         buffer_bytes_max=settings.gateway_buffer_bytes_max,
         slow_s_max=settings.gateway_slow_ms_max / 1000,
         ping_s=settings.gateway_ping_ms / 1000,
-        origins=frozenset(one.strip().rstrip("/") for one in settings.gateway_origins.split(",") if one.strip()),
     )

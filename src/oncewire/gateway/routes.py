@@ -19,17 +19,11 @@ from oncewire._ground.errors import (
 from oncewire._ground.http import OPEN, Handler, Pages, Request, Routes
 from oncewire._ground.metrics import CONTENT_TYPE, Page
 from oncewire.gateway import metrics, sse, websocket
-from oncewire.gateway.origins import cors_lines, is_allowed
 from oncewire.gateway.service import Gateway, heard_by
 
 LIMIT: Final = 100
 LIMIT_MAX: Final = 1_000
 STOP_S_MAX: Final = 2.0
-PREFLIGHT: Final = (
-    b"Access-Control-Allow-Methods: GET, POST, OPTIONS\r\n"
-    b"Access-Control-Allow-Headers: authorization, content-type, last-event-id, x-api-key, x-request-id\r\n"
-    b"Access-Control-Max-Age: 600\r\n"
-)
 
 
 class GatewayRoutes:
@@ -42,10 +36,8 @@ class GatewayRoutes:
     def routes(self) -> Routes:
         table = Routes(self._upgradable(self.page))
         for method, path, action, handler in self._table():
-            guarded = self._upgradable(handler) if method == "GET" else self._from_known_origins(handler)
-            table.add(method, path, guarded, action=action, has_head=path != "/stream/{id}")
-        table.lines = lambda headers: cors_lines(headers, self.gateway.limits.origins)
-        table.preflight = self._from_known_origins(lambda request: request.respond(204, extra=PREFLIGHT))
+            either = self._upgradable(handler) if method == "GET" else handler
+            table.add(method, path, either, action=action, has_head=path != "/stream/{id}")
         table.tells_pages = True
         return table
 
@@ -60,14 +52,6 @@ class GatewayRoutes:
 
     # ---- who may ask
 
-    def _from_known_origins(self, handler: Handler) -> Handler:
-        def guarded(request: Request) -> None:
-            if not is_allowed(request.headers, self.gateway.limits.origins):
-                raise PermissionDenied("this origin may not use the gateway")
-            handler(request)
-
-        return guarded
-
     def _upgradable(self, handler: Handler) -> Handler:
         """A WebSocket may begin on any path."""
 
@@ -79,7 +63,7 @@ class GatewayRoutes:
             else:
                 handler(request)
 
-        return self._from_known_origins(either)
+        return either
 
     def _accept(self, request: Request) -> None:
         """A page that may not join gets a WebSocket that only says why."""

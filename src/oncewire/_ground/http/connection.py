@@ -24,9 +24,18 @@ from typing import TYPE_CHECKING, cast
 import httptools
 
 from oncewire._ground.errors import OncewireError
+from oncewire._ground.http.origins import cors_lines, is_foreign, is_navigation
 from oncewire._ground.http.principal import NOBODY
 from oncewire._ground.http.request import Request, Stream
-from oncewire._ground.http.rules import Refusal, answer_of, is_loopback_authority, read_head, read_target, refusal
+from oncewire._ground.http.rules import (
+    Headers,
+    Refusal,
+    answer_of,
+    is_loopback_authority,
+    read_head,
+    read_target,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from oncewire._ground.http.limits import Limits
@@ -272,10 +281,15 @@ class Connection(asyncio.Protocol):
         version = parser.get_http_version()
         headers = read_head(self._pairs, version)
         path, query, authority = read_target(self._url)
+        authority = authority or headers.get(b"host", b"localhost")
         if server.is_loopback_only:
-            self._check_host(authority or headers.get(b"host", b"localhost"))
+            self._check_host(authority)
+        if is_foreign(headers, authority, server.origins):
+            self._check_navigation(headers, path)
         is_last = not parser.should_keep_alive()
         request = Request(self, parser.get_method(), version, path, query, headers, is_last)
+        if server.origins:
+            request.cors = cors_lines(headers, server.origins)
         if server.authenticate is not None:
             self._authenticate(request)
         length = headers.get(b"content-length")
@@ -296,6 +310,13 @@ class Connection(asyncio.Protocol):
             raise Refusal(403, "PERMISSION_DENIED", "this server answers to localhost only: the host is another")
         if len(known) < 64:
             known.add(authority)
+
+    def _check_navigation(self, headers: Headers, path: bytes) -> None:
+        """A page of another origin may link to a page of ours. It may use nothing that a route answers."""
+        if not is_navigation(self._parser.get_method(), headers) or self.server.routes.has(path):
+            raise Refusal(
+                403, "PERMISSION_DENIED", "a web page of another origin sent this, and http.origins does not name it"
+            )
 
     def _authenticate(self, request: Request) -> None:
         assert self.server.authenticate is not None

@@ -1,9 +1,11 @@
-"""How much one client may ask of the front. Each limit has a name, and a setting of the same name under `http.`."""
+"""How much one client may ask of the front, and which web pages may use it. Each limit has a name, and a setting of the
+same name under `http.`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oncewire._ground.checks import split_origins
 from oncewire._ground.settings import Settings
 
 
@@ -40,6 +42,8 @@ class Limits:
     """Bytes that a client has not taken yet: nothing more is handled for it until it reads."""
     stalled_s_max: float = 20.0
     """A client that takes no byte for so long, with a full buffer: cut off."""
+    origins: frozenset[str] = frozenset()
+    """Other origins whose web pages may use the server. Pages of the rest get 403."""
 
 
 def limits_of(settings: Settings) -> Limits:
@@ -59,4 +63,5 @@ def limits_of(settings: Settings) -> Limits:
         idle_s_max=settings.http_idle_ms_max / 1000,
         write_buffer_bytes_max=settings.http_write_buffer_bytes_max,
         stalled_s_max=settings.http_stalled_ms_max / 1000,
+        origins=frozenset(split_origins(settings.http_origins)),
     )

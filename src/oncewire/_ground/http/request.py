@@ -33,8 +33,8 @@ class Request:
     """What a client asked, and its answer. Query and names are parsed when they are first looked at."""
 
     __slots__ = (
-        "_connection", "_query", "body", "headers", "is_last", "method", "on_close", "params", "path", "principal",
-        "query_string", "refused", "review", "version",
+        "_connection", "_query", "body", "cors", "headers", "is_last", "method", "on_close", "params", "path",
+        "principal", "query_string", "refused", "review", "version",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +60,8 @@ class Request:
         self.principal: Principal = ANYONE
         self.refused: OncewireError | None = None
         """Why its credential is not accepted, where the handler is to say so: see `Routes.tells_pages`."""
+        self.cors = b""
+        """Header lines for pages of allowed origins; they go with every answer."""
         self.review = connection.server.reviews
         """The last review before its credential was looked at."""
         self.on_close: Callable[[], None] | None = None
@@ -94,7 +96,6 @@ class Request:
 
     def _encode(self, connection: Connection, status: int, body: bytes, content_type: str, extra: bytes) -> bytes:
         start = _heads.get((status, content_type)) or _start(status, content_type)
-        extra += connection.server.routes.lines(self.headers)
         if self.is_last or connection.is_last_answer():
             extra += b"Connection: close\r\n"
         elif self.version == "1.0":
@@ -103,7 +104,7 @@ class Request:
         if self.method == b"HEAD":
             body = b""
         return b"%bX-Request-Id: %b\r\n%b%b%b\r\n%b" % (
-            start, self._id(connection), connection.server.date_line, extra, length, body,
+            start, self._id(connection), connection.server.date_line, self.cors + extra, length, body,
         )  # fmt: skip
 
     def _id(self, connection: Connection) -> bytes:
@@ -136,9 +137,8 @@ class Request:
         stream = Stream(connection, self.principal, is_chunked=self.version != "1.0")
         framing = b"Transfer-Encoding: chunked\r\n" if stream.is_chunked else b""
         start = _heads.get((200, content_type)) or _start(200, content_type)
-        head = b"%bX-Request-Id: %b\r\n%b%b%b%bConnection: close\r\n\r\n" % (
-            start, self._id(connection), connection.server.date_line, framing,
-            connection.server.routes.lines(self.headers), extra,
+        head = b"%bX-Request-Id: %b\r\n%b%b%bConnection: close\r\n\r\n" % (
+            start, self._id(connection), connection.server.date_line, framing, self.cors + extra,
         )  # fmt: skip
         connection.begin_stream(stream, head)
         return stream
@@ -161,9 +161,8 @@ class Request:
             return
         self._connection = None
         self.on_close = None
-        head = b"HTTP/1.1 %d %b\r\nX-Request-Id: %b\r\n%b%b%b\r\n" % (
-            status, REASONS[status].encode(), self._id(connection), connection.server.date_line,
-            connection.server.routes.lines(self.headers), lines,
+        head = b"HTTP/1.1 %d %b\r\nX-Request-Id: %b\r\n%b%b\r\n" % (
+            status, REASONS[status].encode(), self._id(connection), connection.server.date_line, self.cors + lines,
         )  # fmt: skip
         connection.take_over(self, status, head, make)
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote_to_bytes
 
 from oncewire._ground.errors import ContractViolation
-from oncewire._ground.http.rules import Headers
 
 if TYPE_CHECKING:
     from oncewire._ground.http.request import Request
@@ -36,10 +35,6 @@ class Routes:
         """The action of each method and path."""
         self.guarded: set[Handler] = set()
         """The handlers that are not open to all."""
-        self.lines: Callable[[Headers], bytes] = lambda headers: b""  # noqa: ARG005
-        """Header lines that every answer carries, a refusal too, by the headers of its request."""
-        self.preflight: Handler | None = None
-        """Answers OPTIONS on every path of the table."""
         self.tells_pages = False
         """Whether its handlers take a web page's offer of another protocol also when its credential is refused, and say
         there why: a page is not shown the answer to an offer that fails."""
@@ -77,6 +72,13 @@ class Routes:
             ):
                 return found, _named(segments, sent)
         return None, {}
+
+    def has(self, path: bytes) -> bool:
+        """Whether a route answers this path, and not `unknown`."""
+        try:
+            return self.find(path)[0] is not None
+        except ContractViolation:
+            return True
 
 
 def _guarded(action: str, handler: Handler) -> Handler:

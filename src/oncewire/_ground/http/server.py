@@ -16,6 +16,7 @@ from email.utils import formatdate
 from oncewire._ground.errors import AuthenticationFailed, InvalidSetting, OncewireError, Overloaded, Unavailable
 from oncewire._ground.http.connection import Connection
 from oncewire._ground.http.limits import Limits
+from oncewire._ground.http.origins import cors_lines, preflight_lines
 from oncewire._ground.http.principal import NOBODY, Principal
 from oncewire._ground.http.rates import Rates
 from oncewire._ground.http.request import JSON, Request, error_body
@@ -68,6 +69,7 @@ class Server:
         self._tenants: Shares[Connection | Heir] = Shares(self.limits.connections_per_tenant_max)
         self.is_loopback_only = True
         self.known_hosts: set[bytes] = set()
+        self.origins = frozenset(origin.encode() for origin in self.limits.origins)
         self.connections: set[Connection | Heir] = set()
         self.answers: Counter[int] = Counter()
         """Answers by status, for the metrics."""
@@ -180,7 +182,7 @@ class Server:
         )
         sent_id = headers.get(b"x-request-id", b"")
         shown_id = sent_id if is_request_id(sent_id) else self.make_request_id()
-        lines = self.routes.lines(headers)
+        lines = cors_lines(headers, self.origins)
         return b"%b%bX-Request-Id: %b\r\n%b\r\n%b" % (head.encode(), self.date_line, shown_id, lines, body)
 
     def dispatch(self, request: Request) -> None:
@@ -192,10 +194,11 @@ class Server:
                 self.routes.unknown(request)
                 return
             handler = methods.get(request.method)
-            if handler is None and request.method == b"OPTIONS":
-                handler = self.routes.preflight
             if handler is None:
                 allow = b", ".join(sorted(methods))
+                if request.method == b"OPTIONS" and b"access-control-request-method" in request.headers:
+                    request.respond(204, extra=preflight_lines(allow))
+                    return
                 request.refuse(405, "METHOD_NOT_ALLOWED", "method not allowed", b"Allow: %b\r\n" % allow)
                 return
             if handler in self.routes.guarded or b"upgrade" in request.headers:

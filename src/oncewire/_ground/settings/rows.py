@@ -12,6 +12,7 @@ from oncewire._ground.checks import (
     PORT,
     POSITIVE,
     Check,
+    are_origins,
     between,
     is_address,
     is_address_or_off,
@@ -259,6 +260,12 @@ class Settings:
         "", "http.tls_cert", "ONCEWIRE_HTTP_TLS_CERT", "PEM file with the listeners' certificate and its chain."
     )
     http_tls_key: str = setting("", "http.tls_key", "ONCEWIRE_HTTP_TLS_KEY", "PEM file with the certificate's key.")
+    http_origins: str = text(
+        "",
+        "http.origins",
+        "Other origins whose web pages may use broker and gateway, such as https://shop.example, joined by commas.",
+        check=are_origins,
+    )
     http_pipelined_max: int = number(32, "http.pipelined_max", "Requests that wait behind the one in hand.", 1, 10_000)
     http_head_ms_max: int = number(10_000, "http.head_ms_max", "Time for a request head to arrive.", 10, 3_600_000)
     http_body_ms_max: int = number(60_000, "http.body_ms_max", "Time for a request body to arrive.", 10, 3_600_000)
@@ -400,9 +407,6 @@ class Settings:
         "GATEWAY_BACKLOG_SIZE",
         "Messages per room that the gateway keeps in memory.",
         check=between(0, 100_000),
-    )
-    gateway_origins: str = setting(
-        "", "gateway.origins", "GATEWAY_ORIGINS", "Origins of other web pages that may connect, joined by commas."
     )
     gateway_frame_bytes_max: int = number(65_536, "gateway.frame_bytes_max", "Bytes of a client's frame.", 256, 2**24)
     gateway_rooms_per_client_max: int = number(100, "gateway.rooms_per_client_max", "Rooms of a client.", 1, 10**5)
