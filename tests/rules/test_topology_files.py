@@ -215,7 +215,7 @@ def test_environments_differ_in_replicas_where_a_stream_has_no_number_of_its_own
         ("\x00", "not-toml"),
         ("a = " + "[" * 5_000, "not-toml"),
         ("a = " + "9" * 5_000, "not-toml"),
-        ("a" + ".a" * 3_000 + " = 1", "unknown-section"),
+        ("a" + ".a" * 3_000 + " = 1", "too-many"),
     ],
 )
 def test_what_is_not_a_topology_is_a_finding_and_never_a_crash(text: str, code: str) -> None:

@@ -131,6 +131,19 @@ async def test_a_body_that_is_no_object_is_refused(port: int, body: bytes) -> No
                     break
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_body_with_as_many_names_as_fit_is_refused_and_others_are_served(port: int, path: str) -> None:
+    """The same name 400,000 times, and as many different ones: both sent before the others ask."""
+    same = b"{" + b'"topic":"orders",' * 400_000 + b'"value":"x"}'
+    different = b"{" + b",".join(b'"n%d":1' % n for n in range(600_000)) + b"}"
+    async with wire(port) as hostile, wire(port) as other:
+        for body in (same, different):
+            await hostile.send(post(path, body))
+            assert 200 == (await other.ask(get("/v1/topics"))).status
+            answer = await hostile.answer()
+            assert (400, True) == (answer.status, "members, more than" in answer.json["message"])
+
+
 async def test_a_client_that_stops_reading_is_bounded_and_its_leases_lapse(tmp_path: Path) -> None:
     async with local_broker({"tick_ms": "10"}, tmp_path) as port, wire(port) as busy, wire(port) as other:
         await other.ask(post("/v1/topics?name=t", b""))

@@ -7,15 +7,23 @@ from typing import Final
 
 MASK: Final = "••••••"
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:(?!,[A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>])+")
+# Lines come from anybody and are masked on the event loop, so each search is linear: what may be long begins where its
+# run of characters begins, never at each of them, and gives nothing back.
+
+_URL: Final = re.compile(
+    r"(?<![A-Za-z0-9+.-])([0-9+.-]*+)([A-Za-z][A-Za-z0-9+.-]*+://(?:(?!,[A-Za-z][A-Za-z0-9+.-]*+://)[^\s\"'<>])++)"
+)
 _NAMED: Final = re.compile(
-    r"(?i)\b((?:[a-z0-9_.-]*(?:password|passwd|secret|token|api[_-]?key)|authorization)[\"']?\s*[=:]\s*[\"']?)"
+    r"(?i)((?:password|passwd|secret|token|api[_-]?key|authorization)[\"']?\s*[=:]\s*[\"']?)"
     r"(?!•)((?:bearer|basic)\s+)?[^\s,;&\"'}]+"
 )
 _BEARER: Final = re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}")
+_JWT: Final = re.compile(
+    r"(?<![A-Za-z0-9_-])(?=[A-Za-z0-9_-]++\.[A-Za-z0-9_-]{5,}+\.)"  # three parts, before a beginning is looked for
+    r"([A-Za-z0-9_-]*?)\beyJ[A-Za-z0-9_-]{5,}+\.[A-Za-z0-9_-]++\.[A-Za-z0-9_-]*+"
+)
 _SHAPES: Final = re.compile(
-    r"\beyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*"  # a JWT
-    r"|\bS[ACOUNX][A-Z2-7]{56}\b"  # the seed of an nkey
+    r"\bS[ACOUNX][A-Z2-7]{56}\b"  # the seed of an nkey
     r"|\bow_[A-Za-z0-9_-]{16,}"  # an API key of ours
 )
 
@@ -45,7 +53,8 @@ def _masked(url: str) -> str:
 
 def mask_text(text: str) -> str:
     """A line that somebody else may have a part in: what is a secret by its place or its shape is hidden."""
-    text = _URL.sub(lambda found: mask_url(found.group()), text)
+    text = _URL.sub(lambda found: found.group(1) + mask_url(found.group(2)), text)
     text = _NAMED.sub(lambda found: f"{found.group(1)}{MASK}", text)
     text = _BEARER.sub(lambda found: f"{found.group(1)} {MASK}", text)
+    text = _JWT.sub(lambda found: found.group(1) + MASK, text)
     return _SHAPES.sub(MASK, text)

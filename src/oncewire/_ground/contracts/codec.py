@@ -15,8 +15,9 @@ as that and not as one with missing fields.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -31,6 +32,11 @@ PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 
 BODY_BYTES_MAX = PAYLOAD_BYTES_MAX - 16 * 1024
 """What a publisher may send: the rest is for the headers of a dead letter, so that every message fits in one."""
+
+MEMBERS_MAX = 65_536
+"""Members of one object. Every reader pays for each of them, and no body of ours comes near it."""
+_CROWDED_BYTES = MEMBERS_MAX * len('"":0,')
+"""A shorter text has no room for as many."""
 
 NAME_CHARS_MAX = 256
 ID_CHARS_MAX = 512
@@ -49,8 +55,9 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _LONE_SURROGATE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-_AT = re.compile(r" - at `\$\.?(.*)`$")
-_MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+_AT = " - at `$"
+_UNKNOWN = "Object contains unknown field"
+_MEMBER = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ class Contract(Generic[T]):
         """The value, or ContractViolation. Repeated names are not seen here: see `refuse_repeats`."""
         if len(body) > BODY_BYTES_MAX:
             raise TooLarge(f"{self.name}: {len(body)} bytes, more than {BODY_BYTES_MAX}")
+        if may_be_crowded(body):
+            _refuse_crowds(self.name, body)
         try:
             return self.decoder.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -120,9 +129,10 @@ def read_all(decoder: msgspec.json.Decoder[V], bodies: Sequence[bytes]) -> list[
 def read_lines(decoder: msgspec.json.Decoder[V], lines: bytes) -> list[V | None]:
     """What `read_all` gives for the lines of a text, each of which goes from a brace to the one that closes it."""
     try:
-        values: list[V | None] = decoder.decode_lines(lines)  # type: ignore[assignment]  # as below
-        if _ENCODE_LINES(values) == lines:
-            return values
+        if not may_be_crowded(lines):
+            values: list[V | None] = decoder.decode_lines(lines)  # type: ignore[assignment]  # as below
+            if _ENCODE_LINES(values) == lines:
+                return values
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     return read_all(decoder, lines.splitlines())
@@ -135,7 +145,7 @@ def _decode_lines(decoder: msgspec.json.Decoder[V], bodies: Sequence[bytes], joi
     value goes from one into the next, and as many values as bodies are one for each.
     """
     if (
-        max(map(len, bodies), default=0) > BODY_BYTES_MAX
+        max(map(len, bodies), default=0) > _CROWDED_BYTES
         or not {b"{"}.issuperset([body[:1] for body in bodies])
         or not {b"}"}.issuperset([body[-1:] for body in bodies])
     ):
@@ -149,7 +159,7 @@ def _decode_lines(decoder: msgspec.json.Decoder[V], bodies: Sequence[bytes], joi
 
 def _decode_one(decoder: msgspec.json.Decoder[V], body: bytes) -> V | None:
     try:
-        return decoder.decode(body) if len(body) <= BODY_BYTES_MAX else None
+        return decoder.decode(body) if is_acceptable(body) else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -158,7 +168,7 @@ def write_whole(decoder: msgspec.json.Decoder[T], value: T) -> bytes | None:
     """The body of a value that reads back as itself. None: look closer (the encoder makes null of NaN, for one)."""
     try:
         body = ENCODE(value)
-        return body if len(body) <= BODY_BYTES_MAX and decoder.decode(body) == value else None
+        return body if is_acceptable(body) and decoder.decode(body) == value else None
     except (TypeError, ValueError, OverflowError, RecursionError):  # msgspec's own errors are ValueErrors
         return None
 
@@ -248,17 +258,57 @@ def _refuse_repeats_in(name: str, body: bytes, value: Any) -> None:
 
 
 def _repeated(body: bytes) -> str:
-    """The first name that stands twice in one object of a valid text."""
-    import json  # only on the way to an error
-
-    found: list[str] = []
+    """The first name that occurs twice in one object of a valid text."""
+    repeats: list[str] = []
 
     def look(members: list[tuple[str, Any]]) -> None:
-        names = [name for name, _ in members]
-        found.extend(name for at, name in enumerate(names) if name in names[:at])
+        repeat = first_repeat(name for name, _ in members)
+        if repeat is not None:
+            repeats.append(repeat)
 
-    json.loads(body, object_pairs_hook=look)
-    return found[0]
+    _look_at_objects(body, look)
+    return repeats[0]
+
+
+def first_repeat(names: Iterable[str]) -> str | None:
+    """The first name that is among those before it."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def is_acceptable(body: bytes) -> bool:
+    """Whether a body is within the limits that a look at its bytes can prove. False: look closer."""
+    return len(body) <= BODY_BYTES_MAX and not may_be_crowded(body)
+
+
+def may_be_crowded(body: bytes) -> bool:
+    """Whether an object in this text can have more than MEMBERS_MAX members. A text of usual size is not looked at."""
+    return len(body) > _CROWDED_BYTES and body.count(b":") > MEMBERS_MAX
+
+
+def _refuse_crowds(name: str, body: bytes) -> None:
+    """ContractViolation when an object has too many members. What is not JSON is left to the decoder."""
+
+    def look(members: list[tuple[str, Any]]) -> None:
+        if len(members) > MEMBERS_MAX:
+            raise ContractViolation(
+                f"{name}: an object has {len(members)} members, more than {MEMBERS_MAX}",
+                hint="Send several messages, or a list.",
+            )
+
+    with contextlib.suppress(ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        _look_at_objects(body, look)
+
+
+def _look_at_objects(body: bytes, look: Callable[[list[tuple[str, Any]]], None]) -> None:
+    """Show the members of each object, as they are in the text, the innermost object first."""
+    import json  # only for bodies that are unusual or wrong
+
+    json.loads(body, object_pairs_hook=look, parse_int=str, parse_float=str)
 
 
 def is_within_depth(body: bytes, depth: int) -> bool:
@@ -300,12 +350,13 @@ def fail(name: str, body: bytes, error: Exception, within: str = "") -> NoReturn
 
 def _field_and_wrong(text: str) -> tuple[str, str]:
     """msgspec's sentence as a path and what is wrong there: `$.actor.id` → `actor.id`."""
-    at = _AT.search(text)
-    path = at.group(1) if at else ""
-    text = text[: at.start()] if at else text
+    head, at, path = text.rpartition(_AT)
+    is_split = at and not (head.startswith(_UNKNOWN) and not head.endswith("`"))  # a sender's name may look like a path
+    text, path = (head, path.removeprefix(".").removesuffix("`")) if is_split else (text, "")
     member = _MEMBER.fullmatch(text)
     if member:
-        path = f"{path}.{member.group(2)}" if path else member.group(2)
+        field = member.group(2)[:NAME_CHARS_MAX]
+        path = f"{path}.{field}" if path else field
         return path, "is required" if member.group(1) == "missing required" else "is not a field of this contract"
     return path, text[0].lower() + text[1:]
 

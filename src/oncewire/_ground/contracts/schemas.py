@@ -14,11 +14,12 @@ import msgspec
 
 from oncewire._ground.contracts import broker, message, realtime, runtime
 from oncewire._ground.contracts.canonical import DEPTH_MAX
-from oncewire._ground.contracts.codec import BODY_BYTES_MAX
+from oncewire._ground.contracts.codec import BODY_BYTES_MAX, MEMBERS_MAX
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LIMITS = (
-    f"At most {BODY_BYTES_MAX} bytes of UTF-8 and {DEPTH_MAX} levels; no name twice in one object; whole numbers in "
+    f"At most {BODY_BYTES_MAX} bytes of UTF-8 and {DEPTH_MAX} levels; at most {MEMBERS_MAX} members in one object, "
+    "no name twice; whole numbers in "
     "payloads within ±(2^53 - 1)."
 )
 

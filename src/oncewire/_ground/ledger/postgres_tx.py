@@ -22,7 +22,7 @@ from psycopg.sql import Composable
 from oncewire._ground.errors import Refused
 from oncewire._ground.ledger.tx import Block, Tx, ended, ends_transaction, not_allowed
 
-_SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*"
+_SPACE: Final = r"(?:\s|--[^\n]*\n|/\*.*?\*/)*+"
 _FIRST_WORDS: Final = re.compile(
     _SPACE + r"(?:(?P<end>commit|end|abort|rollback(?!\s+(?:work\s+|transaction\s+)?to\b)|begin|start\s+transaction|"
     r"prepare\s+transaction)|(?P<lasting>prepare|deallocate|discard|listen|unlisten))\b",

@@ -21,7 +21,7 @@ SERIES_MAX: Final = 1_000
 OTHER: Final = "other"
 
 _LINE: Final = re.compile(r"([a-z_]+)(?:\{(.*)\})? (\S+)")
-_LABEL: Final = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_LABEL: Final = re.compile(r'(?<![a-z_])([a-z_]++)="((?:[^"\\]|\\.)*)"')
 
 Labels = tuple[str, ...]
 """Values, in the order of the declared names."""

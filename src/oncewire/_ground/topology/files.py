@@ -26,9 +26,13 @@ FILE_BYTES_MAX = 256 << 10
 TABLES_MAX = 2_000
 """Streams, buckets, consumers and services of one file: beyond that something else was named by mistake."""
 
+KEY_PARTS_MAX = 64
+"""Parts of a key with dots. The work for a key grows with their square, in the TOML parser too; ours have four."""
+
 SECTIONS = ("streams", "buckets", "consumers", "services", "released")
 Path = tuple[str, ...]
 _BARE = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_QUOTED = re.compile(r"\"[^\"]*\"|'[^']*'")
 
 
 class Source(NamedTuple):
@@ -64,6 +68,10 @@ class _Layers:
         self.findings: list[Finding] = []
 
     def add(self, source: Source) -> None:
+        if number := _crowded_line(source.text):
+            place = f"{source.name}:{number}"
+            self.wrong("too-many", place, f"has a key of more than {KEY_PARTS_MAX} parts", "Shorten the key.")
+            return
         try:
             content = tomllib.loads(source.text)
         except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
@@ -259,6 +267,14 @@ def _prefixed_service(service: Service, names: Mapping[str, str], moved: Mapping
 
 def _moved(patterns: tuple[str, ...], moved: Mapping[str, str], is_chat: bool) -> tuple[str, ...]:
     return tuple(moved.get(one, one) for one in patterns) if is_chat else patterns
+
+
+def _crowded_line(text: str) -> int:
+    """The number of the first line that could hold a key of too many parts; 0 when there is none."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") >= KEY_PARTS_MAX and _QUOTED.sub("", line).partition("#")[0].count(".") >= KEY_PARTS_MAX:
+            return number
+    return 0
 
 
 def line_numbers(text: str) -> dict[Path, int]:
