@@ -25,7 +25,7 @@ from oncewire._ground.settings import Settings
 from oncewire._ground.topology.files import KEY_PARTS_MAX, Source, declare
 from tests.support.regexes import Counting, alphabet, beginnings
 
-SOURCE = Path(codec.__file__).parents[1]
+SOURCE = Path(oncewire.__file__).parent
 
 HOW: dict[str, str] = {
     "contracts.codec._LONE_SURROGATE": "finditer",
@@ -49,7 +49,8 @@ HOW: dict[str, str] = {
     "jetstream.protocol._HEADER_NAME": "fullmatch",
     "jetstream.protocol._HEADER_VALUE_BAD": "finditer",
     "jetstream.protocol._SUBJECT_BAD": "finditer",
-    "ledger.postgres_session._ENDS": "match",
+    "ledger.postgres_tx._FIRST_WORDS": "match",
+    "ledger.postgres_tx._SESSION_LOCK": "finditer",
     "logs._CONTROL": "finditer",
     "masking._BEARER": "finditer",
     "masking._IN_QUERY": "finditer",
@@ -79,7 +80,7 @@ HOW: dict[str, str] = {
 }
 """How each is used; `finditer` stands for search, sub, split and findall."""
 
-OWN = {"database.postgres._QUERY", "ledger.sqlite._MADE", "jetstream.nkeys._BLOCK", "pipeline.options._SECRET_BLOCK"}
+OWN = {"database.postgres._QUERY", "jetstream.nkeys._BLOCK", "pipeline.options._SECRET_BLOCK"}
 """They read our own SQL, and the key file of the process's owner."""
 
 
@@ -96,7 +97,8 @@ def patterns() -> dict[str, re.Pattern[Any]]:
             if isinstance(node, ast.Assign | ast.AnnAssign) and "re.compile(" in ast.unparse(node):
                 for target in targets:
                     assert isinstance(target, ast.Name)
-                    found[f"{module}.{target.id}"] = getattr(importlib.import_module(f"oncewire.{module}"), target.id)
+                    named = f"{module.removeprefix('_ground.')}.{target.id}"
+                    found[named] = getattr(importlib.import_module(f"oncewire.{module}"), target.id)
     return found
 
 

@@ -18,12 +18,15 @@ from websockets.frames import Frame, Opcode
 import oncewire
 from oncewire._ground.jetstream import Client
 from oncewire._ground.topology import ensure
+from oncewire.gateway.websocket import Socket
 from tests.support.gateway import Guest, guest, message, new_conversation, node, publish
 from tests.support.http import Wire, get, wire
 from tests.support.nats import NatsServer
 from tests.support.wait import until, within
 
 ROOMS_MAX = 20
+FRAMES_MAX = 40
+FRAGMENTS_MAX = 8
 
 
 @pytest.fixture
@@ -37,7 +40,10 @@ async def client(shared_server: NatsServer) -> AsyncIterator[Client]:
 async def bystander(client: Client) -> AsyncIterator[tuple[str, Guest]]:
     """A gateway's address, and somebody in a room who must not be disturbed."""
     conversation = new_conversation()
-    async with node(client, frame_bytes_max=2_000, rooms_per_client_max=ROOMS_MAX) as (_, url), guest(url) as one:
+    async with (
+        node(client, frame_bytes_max=2_000, fragments_max=FRAGMENTS_MAX, rooms_per_client_max=ROOMS_MAX) as (_, url),
+        guest(url) as one,
+    ):
         await publish(client, conversation, 1, 1)
         await one.join(conversation)
         yield url, one
@@ -151,6 +157,88 @@ async def test_a_frame_may_come_byte_by_byte_and_in_pieces(client: Client, bysta
         said += await within(reader.read(65_536))
     assert b"\x8a\x01?" in said, "the ping in between was answered"
     writer.close()
+
+
+GARBAGE = Frame(Opcode.TEXT, b"?").serialize(mask=True)
+FRAGMENT = b"\x00\x80" + bytes(4)
+PING = b"\x89\x80" + bytes(4)
+
+
+async def test_a_message_has_a_bounded_number_of_fragments(bystander: tuple[str, Guest]) -> None:
+    """Empty ones too, which no limit of bytes ends."""
+    async with guest(bystander[0]) as one:
+        await one.socket.send(['{"type": "heartbeat"', *[" "] * (FRAGMENTS_MAX - 3), "}"])  # and an empty one to end it
+        assert "heartbeat" == (await one.next())["type"]
+        await one.socket.send(['{"type": "heartbeat"', *[" "] * (FRAGMENTS_MAX - 2), "}"])
+        assert 1009 == await closed(one)
+    reader, writer = await upgraded(bystander[0])
+    writer.write(b"\x01\x80" + bytes(4) + FRAGMENT * 50_000)
+    assert struct.pack("!H", 1009) in await within(reader.read())
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        GARBAGE,
+        PING,
+        b"\x01\x80" + bytes(4) + FRAGMENT * (FRAGMENTS_MAX - 2) + b"\x80\x80" + bytes(4),
+        b"\x01\x80" + bytes(4) + (PING + FRAGMENT) * (FRAGMENTS_MAX - 2) + b"\x80\x80" + bytes(4),
+    ],
+    ids=["messages", "pings", "fragments", "fragments and pings"],
+)
+async def test_a_client_gets_its_frames_a_second_and_no_more_of_one_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch, flood: bytes
+) -> None:
+    """A raw socket sends as fast as it can. What the gateway handles of it is counted frame by frame, while others'
+    heartbeats are answered; the rest waits unread, and is not lost."""
+    handled: list[float] = []
+    on_frame = Socket._on_frame
+
+    def counted(self: Socket, event: Frame) -> None:
+        if self.id in hostile_ids:
+            handled.append(asyncio.get_running_loop().time())
+        on_frame(self, event)
+
+    monkeypatch.setattr(Socket, "_on_frame", counted)
+    hostile_ids: set[str] = set()
+    async with (
+        node(client, frames_per_s_max=FRAMES_MAX, fragments_max=FRAGMENTS_MAX) as (gateway, url),
+        guest(url) as one,
+        guest(url) as other,
+    ):
+        known = {socket.id for socket in gateway.sockets}
+        reader, writer = await upgraded(url)
+        hostile_ids |= {socket.id for socket in gateway.sockets} - known
+        assert 1 == len(hostile_ids)
+        reading = asyncio.create_task(reader.read())
+        writer.write(flood * (3_000_000 // len(flood)))
+        heartbeats = 0
+        while len(handled) < 4 * FRAMES_MAX:
+            before = len(handled)
+            await one.hears_nothing_more()
+            await other.hears_nothing_more()
+            heartbeats += 1
+            assert len(handled) - before <= 2 * FRAMES_MAX, "a heartbeat waits for a bounded number of frames"
+        lasted_s = handled[-1] - handled[0]
+        assert len(handled) <= FRAMES_MAX * (lasted_s + 2)
+        assert heartbeats > 4
+        writer.transport.abort()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_what_waits_for_the_next_second_is_handled_in_order(client: Client) -> None:
+    async with node(client, frames_per_s_max=FRAMES_MAX) as (_, url):
+        reader, writer = await upgraded(url)
+        hello = await within(reader.readuntil(b"}"))
+        assert hello
+        frames = [Frame(Opcode.PING, b"%03d" % number).serialize(mask=True) for number in range(3 * FRAMES_MAX)]
+        writer.write(b"".join(frames))
+        answers = await within(reader.readexactly(5 * len(frames)))
+        assert [b"\x8a\x03%03d" % number for number in range(len(frames))] == [
+            answers[at : at + 5] for at in range(0, len(answers), 5)
+        ]
+        writer.close()
 
 
 async def test_thousands_of_joins_are_limited_and_slowed_not_cut(bystander: tuple[str, Guest]) -> None:

@@ -30,8 +30,8 @@ DEMO = ("oncewire.demo", "page")
 LIMITS = [
     f"gateway_{name}"
     for name in (
-        "backlog_size", "frame_bytes_max", "rooms_per_client_max", "clients_per_room_max", "frames_per_s_max",
-        "buffer_bytes_max", "slow_ms_max", "ping_ms",
+        "backlog_size", "frame_bytes_max", "fragments_max", "rooms_per_client_max", "clients_per_room_max",
+        "frames_per_s_max", "buffer_bytes_max", "slow_ms_max", "ping_ms",
     )
 ]  # fmt: skip
 

@@ -1,7 +1,13 @@
 """One WebSocket connection: frames in through `websockets`' sans-io protocol, shared bytes out to the transport.
 
 Nothing here waits and nothing is queued: what goes out is in the transport's buffer, and when that is full the rooms
-are told to hold back. Close codes that are ours:
+are told to hold back.
+
+Every frame counts, fragments and pings included. A client gets so many a second; then its socket is not read, and what
+was read already waits here until the second is over. So one client costs the others no more than its frames, however
+many arrive in one read.
+
+Close codes that are ours:
 
     1001  the node stops            reconnect and resume
     4000  silent for too long       reconnect and resume
@@ -41,6 +47,8 @@ FORBIDDEN: Final = 4403
 SLOW: Final = 4008
 REASON_CHARS_MAX: Final = 120
 """A close frame has room for 123 bytes."""
+FRAME_BYTES_MIN: Final = 6
+"""A masked frame without content. So many bytes hold at most one frame that ends in them."""
 CLOSE_S_MAX: Final = 5.0
 """How long a close waits for the client to take it."""
 NEVER: Final = float("inf")
@@ -87,8 +95,8 @@ class Socket(Heir):
     """See the module's head."""
 
     __slots__ = (
-        "_fragments", "_frames", "_gateway", "_is_closing", "_is_full", "_is_heard", "_is_pinged", "_is_text",
-        "_protocol", "_second", "_transport", "ack_keys", "id", "rooms",
+        "_began", "_fragments", "_frames", "_gateway", "_held", "_is_closing", "_is_full", "_is_heard", "_is_pinged",
+        "_is_text", "_protocol", "_transport", "ack_keys", "id", "rooms",
     )  # fmt: skip
 
     def __init__(self, gateway: Gateway, transport: asyncio.Transport, principal: Principal) -> None:
@@ -104,8 +112,11 @@ class Socket(Heir):
         self._is_text = True
         self._is_closing = self._is_full = self._is_pinged = False
         self._is_heard = True
-        self._second = 0
+        self._began = gateway.now
+        """When the second began in which `_frames` were read."""
         self._frames = 0
+        self._held = b""
+        """Read, and not looked at before the second is over."""
         self.deadline = gateway.now + gateway.limits.ping_s
         transport.set_write_buffer_limits(high=gateway.limits.buffer_bytes_max)
         gateway.opened(self)
@@ -116,11 +127,10 @@ class Socket(Heir):
         self._is_heard = True
         if self._is_closing:
             return
-        self._protocol.receive_data(data)
-        for event in self._protocol.events_received():
-            if isinstance(event, Frame) and not self._is_closing:
-                self._on_frame(event)
-        self._answer()
+        if self._held:
+            self._held += data
+        else:
+            self._take(data)
 
     def eof_received(self) -> bool:
         return False
@@ -145,38 +155,52 @@ class Socket(Heir):
 
     # ---- frames in
 
+    def _take(self, data: bytes) -> None:
+        """As many frames as the client has left in this second. Nothing is lost, and nobody is cut for the rest."""
+        limit = self._gateway.limits.frames_per_s_max
+        if self._gateway.now - self._began >= 1.0:
+            self._began, self._frames = self._gateway.now, 0
+        at = 0
+        while at < len(data) and not self._is_closing:
+            if self._frames >= limit:
+                self._held = data[at:]
+                self._transport.pause_reading()
+                asyncio.get_running_loop().call_later(1.0, self._read_on)
+                return
+            end = at + (limit - self._frames) * FRAME_BYTES_MIN
+            self._protocol.receive_data(data[at:end])
+            at = end
+            for event in self._protocol.events_received():
+                if isinstance(event, Frame) and not self._is_closing:
+                    self._frames += 1
+                    self._on_frame(event)
+            self._answer()
+
+    def _read_on(self) -> None:
+        held, self._held = self._held, b""
+        if self._is_closing or self._transport.is_closing():
+            return
+        self._began, self._frames = self._gateway.now, 0
+        self._transport.resume_reading()
+        self._take(held)
+
     def _on_frame(self, event: Frame) -> None:
         if event.opcode is Opcode.PONG or event.opcode is Opcode.PING or event.opcode is Opcode.CLOSE:
-            self._count()
             return
         if event.opcode is not Opcode.CONT:
             self._is_text = event.opcode is Opcode.TEXT
-        if not event.fin:
-            self._fragments.append(bytes(event.data))
+        self._fragments.append(bytes(event.data))
+        if len(self._fragments) > self._gateway.limits.fragments_max:
+            self.close(CloseCode.MESSAGE_TOO_BIG, f"more than {self._gateway.limits.fragments_max} fragments")
             return
-        body = bytes(event.data)
-        if self._fragments:
-            body = b"".join([*self._fragments, body])
-            self._fragments = []
-        self._count()
+        if not event.fin:
+            return
+        body = self._fragments[0] if len(self._fragments) == 1 else b"".join(self._fragments)
+        self._fragments = []
         if not self._is_text:
             self.close(CloseCode.UNSUPPORTED_DATA, "frames are text")
         else:
             self._on_message(body)
-
-    def _count(self) -> None:
-        """Whoever sends more than allowed is not read until the second is over: nothing is lost, nobody is cut."""
-        second = int(self._gateway.now)
-        if second != self._second:
-            self._second, self._frames = second, 0
-        self._frames += 1
-        if self._frames == self._gateway.limits.frames_per_s_max:
-            self._transport.pause_reading()
-            asyncio.get_running_loop().call_later(1.0, self._read_on)
-
-    def _read_on(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
 
     def _on_message(self, body: bytes) -> None:
         try:
@@ -257,10 +281,15 @@ class Socket(Heir):
     def _end(self) -> None:
         if not self._is_closing:
             self._is_closing = True
+            self._fragments, self._held = [], b""
             self._gateway.leave_all(self)
         self.deadline = self._gateway.now + CLOSE_S_MAX
         if not self._transport.is_closing():
-            self._transport.write_eof()
+            try:
+                self._transport.write_eof()
+            except OSError:  # it has gone while it was not read
+                self._transport.abort()
+                return
             self._transport.resume_reading()  # what it still sends is thrown away: unread, it would cut our close off
 
     # ---- what the front calls

@@ -408,10 +408,13 @@ class Settings:
         "Messages per room that the gateway keeps in memory.",
         check=between(0, 100_000),
     )
-    gateway_frame_bytes_max: int = number(65_536, "gateway.frame_bytes_max", "Bytes of a client's frame.", 256, 2**24)
+    gateway_frame_bytes_max: int = number(65_536, "gateway.frame_bytes_max", "Bytes of a client's message.", 256, 2**24)
+    gateway_fragments_max: int = number(64, "gateway.fragments_max", "Fragments of a client's message.", 1, 10**5)
     gateway_rooms_per_client_max: int = number(100, "gateway.rooms_per_client_max", "Rooms of a client.", 1, 10**5)
     gateway_clients_per_room_max: int = number(20_000, "gateway.clients_per_room_max", "Clients of a room.", 1, 10**6)
-    gateway_frames_per_s_max: int = number(500, "gateway.frames_per_s_max", "Frames of a client.", 1, 10**6)
+    gateway_frames_per_s_max: int = number(
+        500, "gateway.frames_per_s_max", "WebSocket frames of a client per second, fragments included.", 1, 10**6
+    )
     gateway_buffer_bytes_max: int = number(1 << 20, "gateway.buffer_bytes_max", "Bytes kept for it.", 4_096, 2**30)
     gateway_slow_ms_max: int = number(5_000, "gateway.slow_ms_max", "How long that may stay full.", 100, 3_600_000)
     gateway_ping_ms: int = number(25_000, "gateway.ping_ms", "Silence after which a client is asked.", 100, 3_600_000)
