@@ -18,6 +18,7 @@ import asyncpg
 import nats
 import pytest
 
+from oncewire._ground import users
 from oncewire.embedded.folder import DataFolder, Running
 from oncewire.embedded.postgres import programs
 from oncewire.embedded.process import LAUNCH, Mark
@@ -39,7 +40,8 @@ def open_folder() -> Iterator[Path]:
 
 async def write(up: Up, number: int) -> None:
     """One message and one row, both confirmed."""
-    client = await nats.connect(up.url("nats"))
+    key = str(users.key_path(up.folder.keys, users.OPERATOR))
+    client = await nats.connect(up.url("nats"), nkeys_seed=key, inbox_prefix=b"_INBOX_operator")
     stream = client.jetstream()
     await stream.add_stream(name="KEPT", subjects=["kept"])
     await stream.publish("kept", str(number).encode())

@@ -1,10 +1,12 @@
-"""Who gets into the embedded nats-server: anybody here as `developer`, or, when asked for, only who has a key."""
+"""Who gets into the embedded nats-server: any program as `developer`, or only one with a key: when that is asked for,
+and wherever credentials are configured."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import stat
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
 from oncewire._ground.jetstream import connect
 from oncewire._ground.jetstream.nkeys import ensure_key
 from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.trust.keys import KeyFile
 from tests.support.up import Up, made, oncewire
 
 EVENT = '{"type": "OrderPlaced", "payload": {"order": 1}}'
@@ -104,6 +107,58 @@ def test_an_open_server_lets_programs_in_and_keeps_its_own_parts_apart(tmp_path:
     with Up(tmp_path / "data").ready() as up:
         assert before == {one.name: one.read_text() for one in up.folder.keys.iterdir()}
         asyncio.run(_look_around(up))
+
+
+def test_an_open_server_says_so(tmp_path: Path) -> None:
+    with Up(made(tmp_path / "data")).ready() as up:
+        told = next(one for one in up.events if one.get("part") == "access")
+        assert "without a key" in told["text"]
+
+
+async def test_credentials_close_nats_too_and_the_start_says_so(tmp_path: Path) -> None:
+    """What a tenant's key protects over HTTP does not lie open beside it."""
+    keys = KeyFile(tmp_path / "keys.json")
+    secret = keys.create("test", "acme", ("*",), int(time.time()))[1]
+    with Up(made(tmp_path / "data"), ONCEWIRE_AUTH_KEYS=str(keys.path)).ready() as up:
+        told = next(one for one in up.events if one.get("part") == "access")
+        assert "credentials are configured" in told["text"]
+        assert key(up, users.DEVELOPER) in told["text"]
+        url = next(one["url"] for one in up.events if one.get("part") == "broker" and "url" in one)
+        async with BrokerClient(url, token=secret) as client:
+            await client.create_topic("orders")
+            await client.produce("orders", "acme's")
+        with pytest.raises(AuthenticationFailed):
+            await connect(up.url("nats")).open()
+
+
+def test_open_nats_beside_credentials_is_refused(tmp_path: Path) -> None:
+    with Up(made(tmp_path / "data"), ONCEWIRE_AUTH_KEYS="keys.json", ONCEWIRE_NATS_ACCESS="open") as up:
+        code, said = up.end()
+    assert 2 == code
+    assert "embedded.nats_access is open" in said
+
+
+async def test_a_program_without_a_key_makes_no_stream_that_writes_or_hears_for_it(tmp_path: Path) -> None:
+    """Not one that republishes to dead letters, nor one that stores inboxes; and it changes none that is there."""
+    with Up(made(tmp_path / "data")).ready() as up:
+        async with connect(up.url("nats")) as client:
+            for configuration in (
+                {"subjects": ["via.>"], "republish": {"src": "via.>", "dest": "dlq.forged.>"}},
+                {"subjects": ["_INBOX_dlq.>"]},
+                {"sources": [{"name": "PAYMENTS"}]},
+                {"subjects": ["own.>"]},
+            ):
+                body = {"name": "SPY", **configuration}
+                for verb in ("CREATE", "UPDATE"):
+                    with pytest.raises(PermissionDenied):
+                        await client.api(f"STREAM.{verb}.SPY", body)
+            with pytest.raises(PermissionDenied):
+                await client.api("STREAM.RESTORE.SPY", {"config": {"name": "SPY"}})
+            await client.publish("evt.default.demo.a", b"{}")
+        async with connect(up.url("nats"), nkey=key(up, users.OPERATOR), inbox_prefix="_INBOX_operator") as operator:
+            names = (await operator.api("STREAM.NAMES", {}))["streams"]
+            assert "SPY" not in names
+            assert (await operator.api("STREAM.CREATE.SPY", {"name": "SPY", "subjects": ["own.>"]}))["config"]
 
 
 async def _look_around(up: Up) -> None:

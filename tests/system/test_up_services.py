@@ -78,10 +78,9 @@ async def test_up_runs_a_broker_whose_topics_are_streams(tmp_path: Path) -> None
 def test_up_says_that_something_is_not_as_declared(tmp_path: Path) -> None:
     """On drift it starts all the same, and says so."""
     up = Up(made(tmp_path / "data")).ready()
-    server = up.url("nats")
     changed = tmp_path / "mine.toml"
     changed.write_text('[streams.BILLING]\nmax_age = "1d"\n')
-    applied = oncewire("topology", "apply", "--file", str(changed), cwd=tmp_path, NATS_URL=server)
+    applied = oncewire("topology", "apply", "--file", str(changed), "--data", str(tmp_path / "data"), cwd=tmp_path)
     assert 0 == applied.returncode, applied.stderr
     up.stop()
     again = Up(tmp_path / "data")

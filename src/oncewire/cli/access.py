@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from oncewire._ground import topology
+from oncewire._ground.errors import InvalidSetting
 from oncewire._ground.jetstream.nkeys import ensure_key
 from oncewire._ground.settings import Settings
 from oncewire._ground.topology import permissions
 from oncewire._ground.topology.permissions import User
 from oncewire._ground.users import DEVELOPER, identity, key_path
+from oncewire.cli.edge import asks_who
 from oncewire.embedded.folder import DataFolder, Server, translated
-
-OPEN = "open"
 
 
 def make_keys(folder: Path, users: Iterable[User]) -> dict[str, str]:
@@ -25,12 +25,25 @@ def make_keys(folder: Path, users: Iterable[User]) -> dict[str, str]:
         return {user.name: ensure_key(key_path(folder, user.name)) for user in users}
 
 
+def takes_anybody(chosen: Settings) -> bool:
+    """Whether the embedded server lets programs in that bring no key. Where HTTP asks for credentials, it never does:
+    what a tenant's key protects there would lie open beside it."""
+    has_credentials = asks_who(chosen)
+    if has_credentials and chosen.embedded_nats_access == "open":
+        raise InvalidSetting(
+            "embedded.nats_access is open, but credentials are configured: every program on this machine could read "
+            "and write the messages of all tenants without one",
+            hint="Set it to auto or keys, or unset auth.*.",
+        )
+    return not has_credentials and chosen.embedded_nats_access != "keys"
+
+
 def authorization(chosen: Settings, folder: DataFolder) -> str:
     """What the embedded server's configuration says about its users. Made anew at each start, the keys once."""
     declared = topology.load(settings=chosen)
     users = [*permissions.users(declared, chosen), permissions.developer(declared)]
     keys = make_keys(folder.keys, users)
-    anybody = f"no_auth_user: {keys[DEVELOPER]}\n" if chosen.embedded_nats_access == OPEN else ""
+    anybody = f"no_auth_user: {keys[DEVELOPER]}\n" if takes_anybody(chosen) else ""
     return f"{anybody}authorization {{\n{permissions.document(users, keys.__getitem__)}}}\n"
 
 

@@ -30,7 +30,7 @@ from oncewire._ground.settings import Resolved, Settings, mask_url
 from oncewire._ground.users import DEVELOPER, OPERATOR, key_path
 from oncewire.cli import broker, console, edge, face, facts, gateway, lakeside, observe, relay
 from oncewire.cli import dlq as cli_dlq
-from oncewire.cli.access import OPEN, as_user, authorization
+from oncewire.cli.access import as_user, authorization, takes_anybody
 from oncewire.cli.board import Board, board_of
 from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
@@ -103,8 +103,8 @@ async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.Tr
     shown = functools.partial(_shown, stack, board)
     async with connected(OPERATOR) as operator:
         await _declare(operator, chosen, board)
-    if nats.keys and chosen.embedded_nats_access != OPEN:
-        board.part("access", State.READY, text=f"programs need a key: NATS_NKEY={key_path(Path(nats.keys), DEVELOPER)}")
+    if nats.keys:
+        board.part("access", State.READY, text=_access(chosen, Path(nats.keys)))
     async with (
         connected("relay") as for_relay,
         shown("relay", _relaying(for_relay, chosen, observer)),
@@ -122,6 +122,14 @@ async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.Tr
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
         await stack.watch()
+
+
+def _access(chosen: Settings, keys: Path) -> str:
+    """Who gets into the embedded nats-server."""
+    if takes_anybody(chosen):
+        return "every program on this machine may use NATS without a key"
+    why = "credentials are configured, so programs" if edge.asks_who(chosen) else "programs"
+    return f"{why} need a key for NATS: NATS_NKEY={key_path(keys, DEVELOPER)}"
 
 
 async def _declare(client: Client, chosen: Settings, board: Board) -> None:

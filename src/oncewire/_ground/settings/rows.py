@@ -171,11 +171,11 @@ class Settings:
         check=PORT,
     )
     embedded_nats_access: str = setting(
-        "open",
+        "auto",
         "embedded.nats_access",
         "ONCEWIRE_NATS_ACCESS",
-        "open: programs on this machine need no key for the embedded nats-server; keys: they do.",
-        check=one_of("open", "keys"),
+        "Whether programs need a key for the embedded nats-server: keys, open (no), auto (with credentials, auth.*).",
+        check=one_of("auto", "open", "keys"),
     )
     embedded_postgres_port: int = setting(
         5433,

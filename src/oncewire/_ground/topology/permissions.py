@@ -56,8 +56,10 @@ def users(topology: Topology, settings: Settings) -> list[User]:
 
 
 def developer(topology: Topology) -> User:
-    """For the embedded server: what a newcomer needs no permission for."""
-    return _wide(topology, DEVELOPER, "Programs on this machine that bring no key", (DLQ,))
+    """For the embedded server: what a newcomer needs no permission for. Streams are made by the operator: one that
+    republishes, or that stores an inbox, would write dead letters and hear answers to others."""
+    streams = tuple(f"{API}STREAM.{verb}.>" for verb in ("CREATE", "UPDATE", "RESTORE"))
+    return _wide(topology, DEVELOPER, "Programs on this machine that bring no key", (DLQ, *streams))
 
 
 def _wide(topology: Topology, name: str, description: str, deny: tuple[str, ...] = ()) -> User:
