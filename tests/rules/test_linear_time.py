@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import oncewire
 from oncewire._ground.contracts import codec, ids, runtime
 from oncewire._ground.contracts.broker import decode_produce
 from oncewire._ground.errors import ContractViolation
@@ -61,11 +62,14 @@ HOW: dict[str, str] = {
     "masking._URL": "finditer",
     "metrics.page._LABEL": "finditer",
     "metrics.page._LINE": "fullmatch",
+    "pipeline.auditing.intact._NAMED": "finditer",
     "pipeline.frames._DELIVERY": "match",
     "pipeline.frames._TAIL": "finditer",
     "pipeline.lake.bucket._BUCKET": "fullmatch",
     "pipeline.lake.bucket._CODE": "finditer",
     "pipeline.lake.bucket._KEY": "fullmatch",
+    "pipeline.lake.history._CHECKPOINT": "fullmatch",
+    "pipeline.lake.history._ENTRY": "fullmatch",
     "pipeline.options._INBOX_PREFIX": "fullmatch",
     "pipeline.options._STREAM_NAME": "fullmatch",
     "pipeline.options._WRITE_ID": "fullmatch",

@@ -347,8 +347,8 @@ def test_a_block_is_proven_by_all_of_its_inputs() -> None:
 
 def test_what_an_agent_read_by_several_durables_of_a_stream_adds_up() -> None:
     told = [part("link", state=state(5)), part("inputs", 1, state(1), b""), part("inputs", 2, state(4), b"")]
-    assert ["inputs", "blocks"] == [one.problem for one in rules.compare([*told, part("sum", 3, state(5), state(5))])]
-    assert ["bodies", "blocks"] == [one.problem for one in rules.compare([*told, part("sum", 3, state(4), state(5))])]
+    assert ["inputs", "blocks"] == [one.problem for one in sums.compare([*told, part("sum", 3, state(5), state(5))])]
+    assert ["bodies", "blocks"] == [one.problem for one in sums.compare([*told, part("sum", 3, state(4), state(5))])]
 
 
 def test_other_bytes_and_another_state_are_wrong_each_by_itself() -> None:

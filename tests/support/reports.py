@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
-from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Stop, Verdict
+from oncewire.pipeline.auditing.verdict import Chain, Count, Finding, Known, Stop, Verdict
 from oncewire.pipeline.report import rules
 from oncewire.pipeline.report.read import in_order
 from oncewire.pipeline.report.rules import Content, Lineage
@@ -48,7 +48,7 @@ def verdict(*, is_good: bool, at: datetime = BEGIN) -> Verdict:
         is_good=is_good, at_ms=int(at.timestamp() * 1000), took_s=41.3,
         cut=[Stop("LEDGER", 1, 0, 4_712), Stop("MESHFORGE_EVENTS", 1, 0, 1_204_311, 210)],
         versions={"bronze": 311}, chains=[Chain("default/demo/biller@9f2c", 4_712, 4_709)], counts=counts,
-        errors=len(findings), findings=findings, notes=[],
+        errors=len(findings), findings=findings, notes=[], known=Known(),
     )  # fmt: skip
 
 

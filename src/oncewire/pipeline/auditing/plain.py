@@ -210,7 +210,7 @@ def read_runtime(seen: Seen) -> Row:
     principal = sent.get("security_context", {"principal_id": actor["id"], "principal_type": kind})
     replaces = replay.get(names.REPLAY_REPLACES)
     return common(
-        seen, "runtime", tenant, workspace, f"key:{key}", time=_time(_ts(seen, sent)),
+        seen, "runtime", tenant, workspace, _owned("key", tenant, workspace, key), time=_time(_ts(seen, sent)),
         context=_context(seen, sent, id_), causation=sent.get("causation_id") or None,
         correlation=sent.get("correlation_id") or None, edited=digest if replaces else b"",
     ) | {
@@ -222,6 +222,12 @@ def read_runtime(seen: Seen) -> Row:
         "reply_to": sent.get("reply_to") or None, "entity_id": sent.get("entity_id") or None,
         "expected_version": sent.get("expected_version"),
     }  # fmt: skip
+
+
+def _owned(kind: str, tenant: str, workspace: str, name: str) -> str:
+    """An identity counts within its tenant and workspace. A slash inside either is escaped."""
+    owner = "/".join(part.replace("%", "%25").replace("/", "%2F") for part in (tenant, workspace))
+    return f"{kind}:{owner}/{name}"
 
 
 def _ts(seen: Seen, sent: Row) -> int:
@@ -259,9 +265,10 @@ def read_message(seen: Seen) -> Row:
     is_keyed = seen.row["subject"].startswith("sr.")
     digest = content_digest(sent["message_type"], sent["payload"])
     replaces = seen.headers.get(names.REPLAY_REPLACES)
+    owner = (tenant or subjects.DEFAULT_TENANT, subjects.DEFAULT_WORKSPACE)
+    identity = _owned("key", *owner, sent["idempotency_key"]) if is_keyed else _owned("id", *owner, id_)
     return common(
-        seen, "message", tenant or subjects.DEFAULT_TENANT, subjects.DEFAULT_WORKSPACE,
-        f"key:{sent['idempotency_key']}" if is_keyed else f"id:{id_}", time=checked.timestamp,
+        seen, "message", *owner, identity, time=checked.timestamp,
         context=seen.context or trace.begun_by(id_), causation=sent.get("causation_id") or None,
         correlation=sent.get("correlation_id") or None, edited=digest if replaces else b"",
     ) | {
@@ -479,7 +486,7 @@ def read_broker_record(seen: Seen) -> Row:
     told = _checked(records.decode_packed, body)
     tenant = told.tenant or subjects.DEFAULT_TENANT
     return common(seen, "broker_record", tenant, "", ids.position_identity(seen.origin)) | {
-        "number": number, "partition": partition, "topic": told.topic or None, "owner": told.owner,
+        "number": number, "partition": partition, "topic": told.topic, "owner": told.owner,
         "taken": told.taken, "after": None if told.after == records.SAME_BATCH else told.after,
         "events": [_event(one, number, partition, told.groups) for one in told.records],
         "digest": hashlib.sha256(body).digest(),

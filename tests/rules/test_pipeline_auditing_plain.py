@@ -19,7 +19,7 @@ from oncewire.pipeline.auditing.rowhash import columns_of
 from oncewire.pipeline.families import silver_name
 from oncewire.pipeline.landing import tenants
 from oncewire.pipeline.tables import BRONZE, QUARANTINE, SILVER
-from tests.rules.test_lake_decode import BREAKS, CARRIED, complete, odd_message
+from tests.rules.test_pipeline_decode import BREAKS, CARRIED, complete, odd_message
 from tests.support.everything import everything
 from tests.support.lakes import CREATED_NS, Lake, headers_of
 
@@ -174,5 +174,5 @@ def test_the_plain_reader_knows_the_contracts_alone() -> None:
     }
     assert imported
     assert {"oncewire._ground.contracts", "oncewire._ground.errors", "oncewire._ground.jetstream"} == {
-        ".".join(name.split(".")[:2]) for name in imported
+        ".".join(name.split(".")[:3]) for name in imported
     }

@@ -117,7 +117,7 @@ def test_inputs_of_agents_are_told_as_agents_read_them(lake: Lake) -> None:
         assert (blocks.position_element(stream, sequence, body) if is_read else None) == row["position"]
         if is_read and row["key"] is None:
             assert ("", blocks.raw_digest(body)) == (row["identity"], row["digest"])
-    assert "key:order-1" in {row["identity"] for row in messages.values()}
+    assert "key:acme/main/order-1" in {row["identity"] for row in messages.values()}
 
 
 def test_tenant_and_date_of_bronze_must_follow_from_subject_headers_and_time(lake: Lake) -> None:
