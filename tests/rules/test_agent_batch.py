@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -241,3 +243,39 @@ def test_a_context_that_was_kept_opens_no_transaction(bench: Bench) -> None:
     use(kept[-1])
     first, over = "ctx.tx is first used in a thread", "ctx.tx was used after its transaction had ended"
     assert [first, over, first, over] == said
+
+
+@dataclass
+class Inner:
+    cents: int
+
+    def __post_init__(self) -> None:
+        if self.cents == 2:
+            sys.exit(4)
+
+
+class Outer(msgspec.Struct):
+    cents: int
+    inner: list[Inner] = []
+
+
+def test_a_type_whose_own_code_exits_leaves_its_neighbours_alone(bench: Bench) -> None:
+    """They are decoded together: who it was shows when each is decoded alone."""
+
+    def handle(ctx: Any, order: Outer) -> None:
+        """Only its payload matters."""
+
+    bench.agent = Agent("biller")
+    bench.agent.on(SUBJECT)(handle)
+    messages = [message(at, f"k{at}") for at in (1, 2, 3)]
+    bodies = [{"type": "T", "payload": {"cents": 1, "inner": [{"cents": at}]}} for at in (1, 2, 3)]
+    messages = [
+        msgspec.structs.replace(one, payload=msgspec.json.encode(body | {"idempotency_key": f"k{at}"}))
+        for at, (one, body) in enumerate(zip(messages, bodies, strict=True))
+    ]
+
+    _, group = bench.commit(*messages)
+
+    assert [Outcome.DONE, Outcome.DONE] == outcomes(group)
+    assert [2] == [one.sequence for one in group.failed]
+    assert ["SystemExit: 4"] == [one.error for one in group.failed]

@@ -321,3 +321,33 @@ def test_an_effect_on_a_stream_that_confirms_nothing_is_refused() -> None:
 
     with AgentTest(agent) as t:
         assert "confirms nothing" in t.send("go", {}).error
+
+
+@pytest.mark.parametrize("form", ["def", "async def", "task"])
+def test_a_handler_that_exits_or_panics_fails_in_the_test_too(form: str) -> None:
+    class PanicException(BaseException):
+        """What PyO3 raises."""
+
+    agent = Agent("leaving", max_deliver=2)
+
+    def act(payload: dict[str, Any]) -> None:
+        if payload["exits"]:
+            raise SystemExit(5)
+        raise PanicException("index out of bounds")
+
+    async def leave(payload: dict[str, Any]) -> None:
+        act(payload)
+
+    if form == "def":
+        agent.on("go")(lambda ctx, payload: act(payload))
+    else:
+
+        @agent.on("go")
+        async def go(ctx: Context, payload: dict[str, Any]) -> None:
+            await (asyncio.create_task(leave(payload)) if form == "task" else leave(payload))
+
+    with AgentTest(agent) as t:
+        first, panic = t.send("go", {"exits": True}), t.send("go", {"exits": False})
+        assert ("retried", "SystemExit: 5") == (first.outcome, first.error)
+        assert ("retried", "PanicException: index out of bounds") == (panic.outcome, panic.error)
+        assert ("dead", "PanicException: index out of bounds") == (t.redeliver().outcome, t.dead_letters[0].cause)

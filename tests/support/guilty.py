@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from oncewire._ground.errors import Corrupt, NotConnected, Unavailable
-from oncewire.agent import Retry, Terminate
+from oncewire.agent import Effect, Retry, Terminate
 
 
 class Guilt(NamedTuple):
@@ -34,6 +37,11 @@ class Numeric(Exception):
         return 5  # type: ignore[return-value]
 
 
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
 class Bare(Exception):
     def __init__(self) -> None:
         """Without Exception's own."""
@@ -43,9 +51,10 @@ ERRORS = {
     "nul": Guilt(raising(ValueError("unknown a\0b")), "ValueError: unknown a b"),
     "surrogate": Guilt(raising(ValueError("half \ud800 a character")), "ValueError: half a character"),
     "lines": Guilt(raising(ValueError("one\r\ntwo\x1b[31m")), "ValueError: one two [31m"),
-    "long": Guilt(raising(ValueError("x" * 10_000_000)), "ValueError: xxx"),
+    "long": Guilt(raising(ValueError("x" * 100_000)), "ValueError: xxx"),
     "unreadable": Guilt(raising(Unreadable()), "Unreadable"),
     "numeric": Guilt(raising(Numeric()), "Numeric"),
+    "leaving": Guilt(raising(Leaving()), "Leaving"),
     "bare": Guilt(raising(Bare()), "Bare"),
     "recursion": Guilt(raising(RecursionError("too deep")), "RecursionError: too deep"),
     "memory": Guilt(raising(MemoryError()), "MemoryError"),
@@ -79,3 +88,46 @@ RETRIES = {
     "no text": Guilt(lambda: Terminate(5), "Refused: Terminate: reason is text, not 5"),  # type: ignore[arg-type]
 }
 """Delays and reasons that cannot be meant, or that are meant otherwise."""
+
+
+class PanicException(BaseException):
+    """What PyO3 raises for a panic in Rust."""
+
+
+class Payload:
+    """Its own code runs when it is written."""
+
+    def model_dump(self, **_: object) -> dict[str, Any]:
+        sys.exit(6)
+
+
+def cancelled_inside() -> None:
+    """An inner loop whose task was cancelled: it has none of the agent's."""
+
+    async def cancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, cancel()).result()
+
+
+ENDS = {
+    "exit": Guilt(lambda: sys.exit(5), "SystemExit: 5"),
+    "exit well": Guilt(lambda: sys.exit(0), "SystemExit: 0"),
+    "exit bare": Guilt(lambda: sys.exit(), "SystemExit"),
+    "exit text": Guilt(lambda: sys.exit("usage: a\0b"), "SystemExit: usage: a b"),
+    "panic": Guilt(raising(PanicException("index out of bounds")), "PanicException: index out of bounds"),
+    "cancelled": Guilt(raising(asyncio.CancelledError("inner")), "CancelledError: inner"),
+    "inner loop": Guilt(cancelled_inside, "CancelledError"),
+    "interrupt": Guilt(raising(KeyboardInterrupt), "KeyboardInterrupt"),
+    "closing": Guilt(raising(GeneratorExit), "GeneratorExit"),
+    "group": Guilt(
+        raising(BaseExceptionGroup("two", [SystemExit(1), ValueError("b")])),
+        "BaseExceptionGroup: two (2 sub-exceptions)",
+    ),
+    "payload": Guilt(lambda: Effect("evt.default.demo.guilty", Payload()), "SystemExit: 6"),
+}
+"""Ends of a handler that are no Exceptions."""

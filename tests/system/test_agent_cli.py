@@ -10,10 +10,11 @@ import shutil
 import signal
 import sqlite3
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -35,8 +36,14 @@ def invoke(*args: str) -> Result:
 class Running:
     """An `agent run --json` of its own process."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, log: IO[bytes]) -> None:
         self.process = process
+        self._log = log
+
+    def log(self) -> str:
+        """What it has written to stderr so far."""
+        self._log.seek(0)
+        return self._log.read().decode()
 
     async def event(self, name: str) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -52,28 +59,34 @@ class Running:
 
 
 @asynccontextmanager
-async def running(url: str, store: str) -> AsyncIterator[Running]:
+async def running(url: str, store: str, target: str = TARGET, folder: Path = ROOT) -> AsyncIterator[Running]:
     command = [
         "-c",
         "from oncewire.cli import main; main()",
         "agent",
         "run",
-        TARGET,
+        target,
         "--store",
         store,
         "--nats-url",
         url,
         "--json",
     ]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    try:
-        yield Running(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    with tempfile.TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *command,
+            cwd=folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(ROOT)])},
+        )
+        try:
+            yield Running(process, log)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
 
 
 async def test_run_waits_for_a_ledger_that_another_process_holds_and_ends_cleanly_meanwhile(
@@ -176,6 +189,59 @@ async def test_a_ledger_on_another_disk_is_refused_until_it_is_adopted(server: N
         async with running(server.url, copy) as agent:
             await agent.event("serving")
             assert 0 == await agent.stop()
+
+
+EXITING = """
+import asyncio, sys
+from oncewire.agent import Agent, Effect
+
+agent = Agent("exiting", ack_wait_s=1, handler_timeout_s=30, max_deliver=2)
+
+@agent.on("go")
+def go(ctx, payload):
+    return Effect("evt.default.default.exiting.done", payload)
+
+@agent.on("leave")
+def leave(ctx, payload):
+    sys.exit(payload["code"])
+
+@agent.on("wait")
+async def wait(ctx, payload):
+    sys.exit(payload["code"])
+
+@agent.on("task")
+async def task(ctx, payload):
+    async def leave():
+        sys.exit(payload["code"])
+    await asyncio.wait_for(asyncio.create_task(leave()), 5)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 7])
+async def test_sys_exit_in_a_handler_ends_its_own_input_alone(server: NatsServer, tmp_path: Path, code: int) -> None:
+    (tmp_path / "exiting.py").write_text(EXITING)
+    store, base = f"sqlite:///{tmp_path}/exiting.db", "cmd.default.default.exiting"
+    async with (
+        prepared(server.url) as client,
+        running(server.url, store, "exiting:agent", tmp_path) as agent,
+    ):
+        await agent.event("serving")
+        for n, kind in enumerate(["go", "leave", "go", "wait", "go", "task", "go"]):
+            await send(client, f"{base}.{kind}", {"n": n, "code": code})
+        await until_async(lambda: _are_stored(server.url, "DLQ_REQUESTS", 3), "the letters")
+        await until_async(lambda: _are_stored(server.url, EVENTS, 4), "the innocent inputs")
+        await send(client, f"{base}.go", {"n": 7})
+        await until_async(lambda: _are_stored(server.url, EVENTS, 5), "an input after them")
+        assert 0 == await agent.stop()
+        assert {"done": 5, "retried": 3, "dead": 3} == (await agent.event("end"))["counts"]
+        assert "a task called sys.exit" in agent.log()
+    letters = await stored(server.url, "DLQ_REQUESTS")
+    assert {f"SystemExit: {code}"} == {one.headers["Oncewire-Dlq-Cause"] for one in letters}
+    assert {"leave", "wait", "task"} == {one.headers["Oncewire-Dlq-Subject"].rpartition(".")[2] for one in letters}
+
+
+async def _are_stored(url: str, stream: str, count: int) -> bool:
+    return len(await stored(url, stream)) >= count
 
 
 def test_apply_makes_and_mends_the_durable(server: NatsServer, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ async def verdict(server: NatsServer, agent: Agent, subject: str) -> tuple[Count
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("group", ["ERRORS", "RETRIES"])
+@pytest.mark.parametrize("group", ["ERRORS", "RETRIES", "ENDS"])
 async def test_a_guilty_handler_harms_only_its_own_input(
     shared_server: NatsServer, tmp_path: Path, store: str, form: str, group: str
 ) -> None:
@@ -100,6 +100,41 @@ async def test_a_guilty_handler_harms_only_its_own_input(
     assert effects == dict.fromkeys(range(innocent + 1), 1)
     assert set(causes) == set(kinds)
     assert [] == [(kind, cause) for kind, cause in causes.items() if not cause.startswith(kinds[kind].cause)]
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_handler_that_ends_the_stores_session_harms_only_its_own_input(
+    shared_server: NatsServer, tmp_path: Path, form: str
+) -> None:
+    """Its database is not away: it ends the session each time, as a statement may that crashes its backend."""
+    agent, subject = new_agent(max_deliver=2), f"evt.default.demo.{unique('guilty')}"
+    kill = "SELECT pg_terminate_backend(pg_backend_pid())"
+
+    if form == "def":
+
+        @agent.on("do")
+        def at_once(ctx: Context, payload: dict[str, Any]) -> Any:
+            ctx.tx.execute(kill if payload["kind"] == "kill" else "SELECT 1")
+            return Effect(subject, payload)
+
+    else:
+
+        @agent.on("do")
+        async def wait(ctx: Context, payload: dict[str, Any]) -> Any:
+            async with ctx.tx as tx:
+                tx.execute(kill if payload["kind"] == "kill" else "SELECT 1")
+            return Effect(subject, payload)
+
+    async with prepared(shared_server.url) as client:
+        innocent = await sent(client, agent, {"kill": Guilt(lambda: None, "")})
+        async with run(agent, client, await new_store("postgresql", tmp_path)) as runner:
+            await until(lambda: runner.counts.get("dead", 0) == 1)
+            await until(lambda: runner.counts.get("done", 0) == innocent)
+            await until(lambda: "" == runner.trouble)
+    effects, causes = await verdict(shared_server, agent, subject)
+
+    assert effects == dict.fromkeys(range(innocent), 1)
+    assert causes["kill"].startswith("NotConnected: PostgreSQL")
 
 
 async def test_a_nak_that_fails_keeps_no_effect_of_its_batch_back(

@@ -8,7 +8,7 @@ Runs in the ledger's thread, on the store alone: no network, no event loop. The 
     identity done, same subject and content    duplicate (or, at the same position, the same input again: resumed)
     identity done, other subject or content    dead ("identity_conflict"), never dropped
     handler returns                            done, with its effects
-    handler raises Retry or anything else      retried after a delay; at its last delivery dead
+    handler raises Retry or anything else      retried after a delay; at its last delivery dead (see `ends`)
     handler raises Terminate                   terminated, handed to the dead-letter service
 
 Everything that is handed to the dead-letter service is an effect like any other: in the ledger before it is published,
@@ -17,6 +17,8 @@ published before the message is settled.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,17 +31,17 @@ import msgspec
 
 from oncewire._ground import logs
 from oncewire._ground.contracts import headers as names
-from oncewire._ground.contracts import ids, letters, subjects
+from oncewire._ground.contracts import letters
 from oncewire._ground.contracts.blocks import Outcome, raw_digest
 from oncewire._ground.contracts.inputs import Input
 from oncewire._ground.contracts.runtime import FRAMED_BYTES_MAX, Frame, RuntimeEnvelope
 from oncewire._ground.errors import ContractViolation, TooLarge
 from oncewire._ground.fields import columns, distinct
-from oncewire._ground.jetstream.protocol import Message, parse_time_ns
+from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.jetstream.pull import Delivery
 from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Source, Sources
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Ledger, Sending, Sources
 from oncewire._ground.ledger.store import Appended, Attempt, Mark, Store
 from oncewire.agent.context import Context, SyncWork
 from oncewire.agent.effects import (
@@ -54,7 +56,11 @@ from oncewire.agent.effects import (
     plain_of,
     sending_of,
 )
+from oncewire.agent.ends import failure_of, reason_of, traceback_of
 from oncewire.agent.handlers import UNREAD, Handler
+from oncewire.agent.handover import letter_request
+
+log = logging.getLogger("oncewire.agent")
 
 NO_HANDLER = "no_handler"
 IDENTITY_CONFLICT = "identity_conflict"
@@ -131,6 +137,10 @@ Point = Callable[[str], None]
 """Called at each named step. Production passes `nothing_happens`; fault tests make the power go there."""
 
 
+class PowerCut(BaseException):
+    """What a Point raises when the process is to end there: nothing may take it for a failure and go on."""
+
+
 def nothing_happens(step: str) -> None:
     """The default at every named step."""
 
@@ -178,6 +188,8 @@ class GroupCommit:
         self._twins: list[Item] = []
         self._is_fresh = False
         """Nothing of the batch was seen before, or stands in it twice: nobody asks what it has settled so far."""
+        self.is_begun = False
+        """The store was there: the transaction is open, and handlers may run."""
         self.began_ns: dict[bytes, int] = {}
         """When handlers began that ran before this commit, by position; only where somebody traces them."""
 
@@ -214,6 +226,7 @@ class GroupCommit:
         claimed = keys if is_all_read else [key or at_key for key, at_key in zip(keys, at_keys, strict=True)]
         looked = at_keys if is_all_read and now is items else [item.at_key for item in items if item.key]
         found = self.store.claim(claimed, [*(item.key for item in later), *looked])
+        self.is_begun = True
         self.limits.at("claimed")
         return found
 
@@ -361,7 +374,9 @@ class GroupCommit:
         contexts = map(Context, envelopes, identities, subjects_, *at, repeat(self._work))
         payloads = repeat(UNREAD)
         if len(distinct(handlers)) == 1:
-            payloads = handlers[0].decode_all(columns(envelopes, RuntimeEnvelope, "payload")[0])
+            # What a type's own code raises is found out when each is decoded alone.
+            with contextlib.suppress(BaseException):
+                payloads = handlers[0].decode_all(columns(envelopes, RuntimeEnvelope, "payload")[0])
         return map(self._handle, items, contexts, payloads)
 
     def _handle(self, item: Item, context: Context, payload: Any) -> None:
@@ -382,10 +397,10 @@ class GroupCommit:
             elif returned is not None:
                 for index, effect in enumerate(effects_of(returned)):
                     self._add_effect(input_, index, effect)
-        except Exception as error:
+        except BaseException as error:  # in this thread no signal raises: whatever it is, the handler did it
             del sendings[start:], self.delayed[late:]
             work.finish(is_good=False)
-            self.fail(item, error)
+            self.fail(item, failure_of(error))
             return
         if work.opened is None:
             work.context = None
@@ -413,19 +428,22 @@ class GroupCommit:
         if began_ns is not None:
             self.out.worked.append(Worked(item, began_ns, time.time_ns(), error, start, len(self.sendings)))
 
-    def finish_async(self, item: Item, effects: list[Effect]) -> None:
-        """An `async def` handler has returned: its effects join this commit, or raise and leave nothing."""
+    def finish_async(self, item: Item, effects: list[Effect]) -> bool:
+        """An `async def` handler has returned: its effects join this commit. False when they cannot: then it has
+        failed."""
         start, late = len(self.sendings), len(self.delayed)
         try:
             assert item.input is not None
             for index, effect in enumerate(effects):
                 self._add_effect(item.input, index, effect)
-        except Exception:
+        except BaseException as error:  # a payload's own code runs here, in the ledger's thread
             del self.sendings[start:], self.delayed[late:]
-            raise
+            self.fail(item, failure_of(error))
+            return False
         self._now[item.key] = _Done(item.subject, item.input.digest)
         self._settle(item, Outcome.DONE, item.key, effects=len(self.sendings) - start)
         self._worked(item, start)
+        return True
 
     def _add_effect(self, input_: Input, index: int, effect: Effect) -> None:
         limits = self.limits
@@ -449,14 +467,24 @@ class GroupCommit:
 
     def fail(self, item: Item, error: Exception) -> None:
         """The visible rule: who raised what, and what follows."""
-        reason = rules.short_error(error)
+        reason = reason_of(error)
         self._worked(item, len(self.sendings), reason)
+        self._tell(item, error, reason)
         if isinstance(error, Terminate):
             self.give_up(item, Outcome.TERMINATED, error.reason)
         elif isinstance(error, ContractViolation | TooLarge):
             self.give_up(item, Outcome.TERMINATED, f"{error.code}: {error.message}")
         else:
             self._retry_or_die(item, reason, error.after_s if isinstance(error, Retry) else None)
+
+    def _tell(self, item: Item, error: Exception, reason: str) -> None:
+        """What a handler decided is a line; what happened to it has a traceback."""
+        at, name = item.delivery, item.handler.name if item.handler else item.subject
+        words = (self.limits.ledger.name, name, at.stream, at.sequence, at.deliveries, reason)
+        if isinstance(error, Retry | Terminate | ContractViolation | TooLarge):
+            log.info("agent %s: %s, %s %d, delivery %d: %s", *words)
+        else:
+            log.warning("agent %s: %s, %s %d, delivery %d: %s\n%s", *words, traceback_of(error))
 
     def _retry_or_die(self, item: Item, reason: str, after_s: float | None) -> None:
         if item.delivery.deliveries >= self.limits.max_deliver:
@@ -550,48 +578,3 @@ def attempt_of(item: Item, now_ms: int, error: str) -> Attempt:
     return Attempt(
         item.at_key, delivery.stream, delivery.consumer, delivery.sequence, delivery.deliveries, now_ms, error
     )
-
-
-def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome, reason: str) -> Sending:
-    """The message as it came, with what the dead-letter service must know, as an effect of its own. One that is too
-    large for a letter is named by its place alone."""
-    delivery, ledger = item.delivery, limits.ledger
-    told = {
-        letters.STREAM: delivery.stream,
-        letters.CREATED: str(created_ns(source)),
-        letters.SEQUENCE: str(delivery.sequence),
-        letters.TIMESTAMP: str(delivery.timestamp_ns),
-        letters.CONSUMER: delivery.consumer,
-        letters.DELIVERIES: str(delivery.deliveries),
-        letters.SUBJECT: item.subject,
-        letters.OUTCOME: outcome.value,
-        letters.CAUSE: reason,
-    }
-    carried = letters.carry({name: value for name, value in item.carried.items() if _is_text(value)})
-    dropped = len(item.carried) - len(carried.headers)
-    if dropped:
-        told[letters.HEADERS] = str(dropped)
-    identity = ids.joined("letter", item.at_key.hex())
-    id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, identity, 0)
-    subject = subjects.dlq_request(ledger.agent)
-    sending = Sending(id_, subject, item.message.payload, told | carried.headers, limits.stream_of(subject))
-    try:
-        limits.check_size(sending)
-    except TooLarge:
-        told |= {letters.PAYLOAD: letters.POINTER, letters.BYTES: str(len(item.message.payload))}
-        return Sending(id_, subject, b"", told | carried.headers, sending.stream)
-    return sending
-
-
-def _is_text(value: str) -> bool:
-    """Whether a header came as UTF-8: a ledger keeps text alone."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def created_ns(source: Source) -> int:
-    """When the stream was made; the number of its incarnation stands behind."""
-    return parse_time_ns(source.created.partition("#")[0])

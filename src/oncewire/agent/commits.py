@@ -36,6 +36,8 @@ DUE_MAX = 1_000
 COMMITS_AHEAD = 2
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 5.0
+SESSION_LOSSES_MAX = 3
+"""How often in a row one input may end the store's session while its handler runs."""
 
 Db = Callable[..., Awaitable[Any]]
 
@@ -176,18 +178,23 @@ class Commits:
             yield settled_later
 
     async def _again(self, item: Item, max_deliver: int, *, is_careful: bool) -> Settled | None:
-        """Until it works, however long that takes; the input is in hand all the time."""
-        delay_s = RETRY_FIRST_S
+        """Until it works, however long that takes; the input is in hand all the time. An input that loses the session
+        each time its handler runs has failed: the store is not away."""
+        delay_s, losses = RETRY_FIRST_S, 0
         token = self.keepalive.watch([item.message.reply])
         try:
             while not await self.stopped_within(delay_s):
                 delay_s = min(2 * delay_s, RETRY_MAX_S)
                 self.keepalive.release(token)
                 token = self.keepalive.watch([item.message.reply])
+                group = self.group(max_deliver, is_careful=is_careful)
                 try:
-                    return await self._run(self.group(max_deliver, is_careful=is_careful), [item])
+                    return await self._run(group, [item])
                 except Unavailable as problem:
                     self.note(problem)
+                    losses = losses + 1 if isinstance(problem, NotConnected) and group.is_begun else 0
+                    if losses >= SESSION_LOSSES_MAX:
+                        return await self.fail(item, problem, max_deliver)
                 except Corrupt:
                     raise
                 except Exception as error:

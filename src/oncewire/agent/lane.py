@@ -20,13 +20,14 @@ from typing import Any
 import msgspec
 
 from oncewire._ground import logs
-from oncewire._ground.errors import Corrupt, Refused, TimedOut, Unavailable
+from oncewire._ground.errors import Corrupt, NotConnected, Refused, TimedOut, Unavailable
 from oncewire._ground.ledger.tx import Tx, ended
 from oncewire.agent import traces
-from oncewire.agent.batch import GroupCommit, Item, Settled, context_of
-from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, Commits, Settling
+from oncewire.agent.batch import GroupCommit, Item, PowerCut, Settled, context_of
+from oncewire.agent.commits import RETRY_FIRST_S, RETRY_MAX_S, SESSION_LOSSES_MAX, Commits, Settling
 from oncewire.agent.context import Section, encode_result, run_call
 from oncewire.agent.effects import Effect, effects_of
+from oncewire.agent.ends import failure_of, is_signal
 
 SECTIONS_MAX = 64
 """So many sections share one commit."""
@@ -54,6 +55,10 @@ class Task:
         """Its section raised, or was given up before its turn: nothing of it stays."""
         self.finished: asyncio.Future[list[Effect]] = asyncio.get_running_loop().create_future()
         self.is_inside = False
+        self.losses = 0
+        """How often the store's session ended inside its section."""
+        self.is_ended = False
+        """We stop it: what it raises then is not its own."""
         self.begun = time.monotonic()
         self.began_ns = time.time_ns()
 
@@ -114,20 +119,28 @@ class Task:
         self.running = asyncio.get_running_loop().create_task(self._run(timeout_s), name="oncewire-handler")
 
     async def _run(self, timeout_s: float) -> None:
-        """The handler from first to last; its result or error ends in `finished`."""
+        """The handler from first to last; its result or error ends in `finished`. Nothing that it raises leaves its
+        task, or it would end the loop."""
         try:
             result = effects_of(await self._handle(timeout_s))
+        except PowerCut:
+            self._fail(Unavailable("stopped"))
+            raise
         except BaseException as error:
-            if not self.finished.done():
-                self.finished.set_exception(error if isinstance(error, Exception) else Unavailable("stopped"))
-                self.finished.exception()
-            if not isinstance(error, Exception):
+            is_stopped = self.is_ended and isinstance(error, asyncio.CancelledError)
+            self._fail(Unavailable("stopped") if is_stopped or is_signal(error) else failure_of(error))
+            if is_stopped or is_signal(error):
                 raise
         else:
             if not self.finished.done():
                 self.finished.set_result(result)
         finally:
             self.lane.wake()
+
+    def _fail(self, error: Exception) -> None:
+        if not self.finished.done():
+            self.finished.set_exception(error)
+            self.finished.exception()
 
     async def _handle(self, timeout_s: float) -> object:
         handler, input_ = self.item.handler, self.item.input
@@ -146,6 +159,7 @@ class Task:
 
     async def end(self) -> None:
         """Nothing of it may run on: it could still write into the transaction."""
+        self.is_ended = True
         if self.running is not None and not self.running.done():
             self.running.cancel()
             await asyncio.wait([self.running])
@@ -285,11 +299,11 @@ class Lane:
             async with asyncio.timeout(WAIT_S):
                 await self._wake.wait()
         self._wake.clear()
-        finished = [task for task in self._tasks.values() if task.finished.done() and not task.has_section]
-        finished = finished[:1] if self._singly else finished
+        ready = [task for task in self._tasks.values() if task.finished.done() and not task.has_section]
+        finished = ready[:1] if self._singly else ready
         count = max(0, 1 - len(finished)) if self._singly else SECTIONS_MAX
         asking, self._asking = self._asking[:count], self._asking[count:]
-        if self._asking or self._singly:
+        if self._asking or len(ready) > len(finished):
             self.wake()
         return finished, [
             task for task in asking if self._tasks.get(task.item.message.reply) is task and task.has_section
@@ -310,8 +324,11 @@ class Lane:
                     if not await self._let_in(group, task, found):
                         asking.remove(task)
                 settled: Settled = await commits.db(group.end, commits.targets.last, marks)
-            except BaseException:
+            except BaseException as problem:
                 commits.marks = marks + commits.marks
+                if isinstance(problem, NotConnected):
+                    for task in asking:
+                        task.losses += task.turn is not None and task.turn.done()
                 await commits.db(commits.store.rollback)
                 raise
             commits.opened(settled)
@@ -333,9 +350,10 @@ class Lane:
         try:
             effects = task.finished.result()
             await self._resolve(effects)
-            await self.commits.db(group.finish_async, task.item, effects)
         except Exception as error:
             await self.commits.db(group.fail, task.item, error)
+        else:
+            await self.commits.db(group.finish_async, task.item, effects)
 
     async def _let_in(self, group: GroupCommit, task: Task, found: dict[bytes, Any]) -> bool:
         """One section: its writes and its outcome, or neither. False when its section was undone and it is still
@@ -351,19 +369,20 @@ class Lane:
         if task.turn.done():
             return False
         task.turn.set_result(await commits.db(commits.store.savepoint))
+        effects: list[Effect] = []
         try:
             await self._section_of(task)
             if not task.undone.done():
                 effects = task.finished.result()
                 await self._resolve(effects)
-                await commits.db(group.finish_async, task.item, effects)
         except Exception as error:
             await task.end()
             await commits.db(commits.store.undo)
             await commits.db(group.fail, task.item, error)
             return True
         if not task.undone.done():
-            await commits.db(commits.store.keep)
+            is_good = await commits.db(group.finish_async, task.item, effects)
+            await commits.db(commits.store.keep if is_good else commits.store.undo)
             return True
         await commits.db(commits.store.undo)
         if task.finished.done():
@@ -392,16 +411,20 @@ class Lane:
     async def _undo(self, finished: list[Task], asking: list[Task], problem: Exception) -> None:
         """Nothing of the group is durable. Its tasks join later groups, one by one; sections run again."""
         tasks = [*finished, *asking]
-        self._singly = len(tasks)
-        if len(tasks) == 1 and not isinstance(problem, Unavailable):
+        self._singly = max(self._singly, len(tasks))
+        has_failed = not isinstance(problem, Unavailable) or tasks[0].losses >= SESSION_LOSSES_MAX
+        if len(tasks) == 1 and has_failed:
             await tasks[0].end()
             settled = await self.commits.fail(tasks[0].item, problem, tasks[0].max_deliver)
             if settled is not None:
+                self._singly -= 1
                 await self._finish(settled, tasks)
                 return
         for task in asking:
             await task.end()
-            self._start(Task(task.item, self, task.pull, task.token, task.max_deliver))
+            again = Task(task.item, self, task.pull, task.token, task.max_deliver)
+            again.losses = task.losses
+            self._start(again)
         self.wake()
 
     async def _finish(self, settled: Settled, tasks: list[Task]) -> None:

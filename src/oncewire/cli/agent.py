@@ -98,7 +98,7 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     settings = face.load_service(flags)
     found, store = _opened(target, store_url, schema, settings)
     own_the_process()
-    face.run(_run(found, store, settings, as_json))
+    face.run_through(_run(found, store, settings, as_json))
 
 
 async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import importlib
 import json
+import logging
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from oncewire.cli.rights import right_of
 
 if TYPE_CHECKING:
     from oncewire.embedded.folder import Server
+
+log = logging.getLogger("oncewire.cli")
 
 EXIT_NOT_WELL = 1
 EXIT_REFUSED = 2
@@ -115,14 +118,38 @@ def with_servers(
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     """Run a command's coroutine to its end, on uvloop where it exists."""
+    with new_runner() as runner:
+        runner.run(work)
+
+
+def run_through(work: Coroutine[Any, Any, None]) -> None:
+    """The same where other people's code runs in the loop. A task of theirs that calls `sys.exit()` breaks the loop
+    off; whoever awaits that task is told, and the loop goes on."""
+
+    async def ended(task: asyncio.Task[None]) -> None:
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:  # Ctrl-C
+            task.cancel()
+            await asyncio.wait([task])
+            raise
+
+    with new_runner() as runner:
+        task = runner.get_loop().create_task(work)
+        while not task.done():
+            try:
+                runner.run(ended(task))
+            except SystemExit as error:
+                log.error("a task called sys.exit(%s): it ends, the process goes on", error.code, exc_info=error)
+        task.result()
+
+
+def new_runner() -> asyncio.Runner:
     try:
         import uvloop
     except ImportError:
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(work)
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 def exit_code(error: OncewireError) -> int:

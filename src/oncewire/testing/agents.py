@@ -28,7 +28,7 @@ from oncewire._ground.ledger.rules import Source
 from oncewire._ground.ledger.sqlite import SqliteStore
 from oncewire._ground.topology import Topology, durable_name
 from oncewire.agent.agent import Agent
-from oncewire.agent.batch import Settled
+from oncewire.agent.batch import PowerCut, Settled
 from oncewire.agent.commits import Commits
 from oncewire.agent.handlers import Handler, full_subject
 from oncewire.agent.lane import Lane
@@ -53,10 +53,6 @@ STEPS: Final = {
 """The steps after which a process may die, and what the runtime calls them."""
 
 T = TypeVar("T")
-
-
-class _Crash(BaseException):
-    """The process ends here. Not an Exception: nothing may catch it and go on."""
 
 
 class Handled(msgspec.Struct, frozen=True):
@@ -103,7 +99,7 @@ class AgentTest:
         self._committing: asyncio.Task[None] | None = None
         self._stack = contextlib.AsyncExitStack()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="oncewire-agent-test", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="oncewire-agent-test", daemon=True)
         self._thread.start()
         self._is_closed = False
         try:
@@ -117,6 +113,14 @@ class AgentTest:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _run_loop(self) -> None:
+        """A task that a handler started and that calls `sys.exit()` breaks off a loop. Its handler is told, so the loop
+        goes on."""
+        while True:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                self._loop.run_forever()
+                return
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """In a loop of its own, so that it works in sync and in async tests alike."""
@@ -236,7 +240,7 @@ class AgentTest:
             self._step = ""
             self._has_crashed = True
             self._lane.idle.set()
-            raise _Crash
+            raise PowerCut
 
     async def _deliver(self, input_: _Input) -> Handled:
         if self._has_crashed:
@@ -249,14 +253,14 @@ class AgentTest:
             self._at("fetched")
             async for settled in commits.commit(self._reading.read([message]), self.agent.max_deliver):
                 await self._finish(commits, settled)
-        except _Crash:
+        except PowerCut:
             pass
         if self._has_crashed:
             return Handled("crashed")
         delay_s = self._wire.nakked.pop(message.reply, None)
         if delay_s is not None:
             input_.due_ms = self.now_ms + delay_s * 1000
-        return self._handled(before, commits.counts)
+        return self._handled(input_, before, commits.counts)
 
     async def _finish(self, commits: Commits, settled: Settled) -> None:
         await commits.finish(self._wire, settled)
@@ -264,14 +268,14 @@ class AgentTest:
             self._lane.add(item, self._wire, 0, self.agent.max_deliver)
         await self._lane.idle.wait()
         for finishing in self._finishing():
-            with contextlib.suppress(_Crash):
+            with contextlib.suppress(PowerCut):
                 await finishing
 
-    def _handled(self, before: dict[str, int], after: dict[str, int]) -> Handled:
+    def _handled(self, input_: _Input, before: dict[str, int], after: dict[str, int]) -> Handled:
         outcome = next((name for name, count in after.items() if count > before.get(name, 0)), "")
         if outcome in ("dead", "terminated"):
             return Handled(outcome, self._wire.dead_letters[-1].cause)
-        errors = [one.error for one in self._store.attempts()]
+        errors = [one.error for one in self._store.attempts() if one.sequence == input_.sequence]
         return Handled(outcome, errors[-1] if outcome == "retried" and errors else "")
 
     async def _advance(self, until_ms: int) -> None:
@@ -282,7 +286,7 @@ class AgentTest:
             assert self._commits is not None
             for input_ in [one for one in self._inputs if one.due_ms is not None and one.due_ms <= next_ms]:
                 await self._deliver(input_)
-            with contextlib.suppress(_Crash):
+            with contextlib.suppress(PowerCut):
                 await self._commits.send_due()
             for handler in self.agent.handlers:
                 if handler.every_s and self.now_ms % int(handler.every_s * 1000) == 0:

@@ -354,6 +354,6 @@ def short_error(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # its author's __str__ is as broken as anything else may be
+    except BaseException:  # its author's __str__ is as broken as anything else may be
         text = ""
     return one_line(f"{name}: {text}" if text else name)
