@@ -24,6 +24,7 @@ from oncewire._ground.ledger.sqlite import SqliteStore
 from oncewire._ground.settings import Settings
 from oncewire.agent import Agent, Context, Effect, Retry, Runner
 from oncewire.agent import upkeep as housekeeping
+from oncewire.agent.batch import PowerCut
 from oncewire.agent.intake import Intake
 from oncewire.agent.outflow import now_ms
 from oncewire.agent.sources import adopt
@@ -67,7 +68,7 @@ def ends_of(agent: Agent, folder: Path) -> tuple[int, int]:
         store.close()
 
 
-class Crash(BaseException):
+class Crash(PowerCut):
     """The process ends right here."""
 
 

@@ -26,7 +26,7 @@ from oncewire._ground.ledger.store import Block, Mark, Store
 from oncewire._ground.metrics import Histogram
 from oncewire._ground.tracing import Tracer
 from oncewire.agent import traces
-from oncewire.agent.batch import GroupCommit, Item, Limits, Point, Settled
+from oncewire.agent.batch import GroupCommit, Item, Limits, Point, PowerCut, Settled
 from oncewire.agent.flow import BATCH_S
 from oncewire.agent.outflow import now_ms
 
@@ -334,18 +334,23 @@ class Commits:
     async def finish_soon(self, pull: Settling, settled: Settled, tokens: Sequence[int] = ()) -> asyncio.Task[None]:
         """Publish and ack beside the next commit; waits while two are on their way."""
         await self.slots.acquire()
-        task = asyncio.get_running_loop().create_task(self._finish_slot(pull, settled, tokens))
+        task = asyncio.get_running_loop().create_task(self.finish(pull, settled))
         self.finishing.add(task)
-        task.add_done_callback(self.finishing.discard)
+        task.add_done_callback(partial(self._finished, settled, tokens))
         return task
 
-    async def _finish_slot(self, pull: Settling, settled: Settled, tokens: Sequence[int]) -> None:
-        try:
-            await self.finish(pull, settled)
-        finally:
-            self.slots.release()
-            for token in tokens:
-                self.keepalive.release(token)
+    def _finished(self, settled: Settled, tokens: Sequence[int], task: asyncio.Task[None]) -> None:
+        """However it ended: what it left open is swept."""
+        self.finishing.discard(task)
+        self.slots.release()
+        self.open.discard(settled.block)
+        for token in tokens:
+            self.keepalive.release(token)
+        if task.cancelled():
+            if not self.stopping.is_set():
+                self.fault(settled.block, "finishing was cancelled", asyncio.CancelledError())
+        elif (problem := task.exception()) is not None and not isinstance(problem, PowerCut):
+            self.fault(settled.block, "finishing failed", problem)
 
     async def finish(self, pull: Settling, settled: Settled) -> None:
         """After the commit: publish, then ack. What cannot be published now stays open and is swept. A step that fails

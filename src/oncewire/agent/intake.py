@@ -345,7 +345,7 @@ class Intake:
             commits.handling.observe(time.monotonic() - began, done)
             finishings.append(await commits.finish_soon(pull, settled))
         self.pace.measured(count, time.monotonic() - began)
-        if finishings:
+        if finishings:  # how each of them ended is the commits' affair
             asyncio.gather(*finishings, return_exceptions=True).add_done_callback(lambda _: self._release(tokens))
         else:
             self._release(tokens)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -31,6 +32,8 @@ from oncewire._ground.jetstream import Client, Options
 from oncewire._ground.jetstream.options import DEFAULT_INBOX_PREFIX
 from oncewire._ground.jetstream.protocol import encode_acks
 from oncewire._ground.jetstream.pull import IN_PROGRESS, Delivery
+
+log = logging.getLogger("oncewire.agent")
 
 LINE_BYTES_MAX = 16 * 1024 * 1024
 
@@ -63,9 +66,12 @@ class KeepAlive:
     async def start(self) -> None:
         """Begin; `ready` says when inputs may come."""
         if self._options.tls is not None:
-            self._extending = asyncio.get_running_loop().create_task(_extend(self._client, self._held, is_open=True))
+            self._start_task()
         else:
             await self._start_process()
+
+    def _start_task(self) -> None:
+        self._extending = asyncio.get_running_loop().create_task(_extend(self._client, self._held, is_open=True))
 
     async def ready(self) -> None:
         """Until the process is up, a second on a busy machine. One that failed to start is started again by `check`."""
@@ -73,9 +79,14 @@ class KeepAlive:
             await self._process.stdout.read(1)
 
     async def check(self) -> None:
-        """Start it again if something killed it: inputs that it watched may come back, which is harmless."""
+        """Start it again if something ended it: inputs that it watched may come back, which is harmless."""
         if self._process is not None and self._process.returncode is not None:
+            log.warning("the keep-alive process ended with %d and is started again", self._process.returncode)
             await self._start_process()
+        if self._extending is not None and self._extending.done():
+            error = None if self._extending.cancelled() else self._extending.exception()
+            log.error("the keep-alive task ended and is started again", exc_info=error)
+            self._start_task()
 
     async def _start_process(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
@@ -180,18 +191,25 @@ async def _serve(reader: asyncio.StreamReader) -> None:
     )
     held: dict[bytes, _Held] = {}
     client = Client(options)
-    extending = asyncio.create_task(_extend(client, held))
+    extending, reading = asyncio.create_task(_extend(client, held)), asyncio.create_task(_read(reader, held))
     try:
-        while (line := await reader.readline()).endswith(b"\n"):
-            verb, token, *rest = line.split()
-            if verb == b"d":
-                held.pop(token, None)
-            else:
-                held[token] = _held(verb, rest[2:], float(rest[0]), float(rest[1]))
+        ended, _ = await asyncio.wait((extending, reading), return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:  # if it extends no more, it ends: the agent starts another
+            task.result()
     finally:
-        extending.cancel()
-        await asyncio.gather(extending, return_exceptions=True)
+        for task in (extending, reading):
+            task.cancel()
+        await asyncio.gather(extending, reading, return_exceptions=True)
         await client.close()
+
+
+async def _read(reader: asyncio.StreamReader, held: dict[bytes, _Held]) -> None:
+    while (line := await reader.readline()).endswith(b"\n"):
+        verb, token, *rest = line.split()
+        if verb == b"d":
+            held.pop(token, None)
+        else:
+            held[token] = _held(verb, rest[2:], float(rest[0]), float(rest[1]))
 
 
 async def _extend(client: Client, held: dict[bytes, _Held], *, is_open: bool = False) -> None:

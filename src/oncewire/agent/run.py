@@ -35,19 +35,20 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from oncewire._ground.contracts import subjects
 from oncewire._ground.errors import OncewireError, TimedOut
 from oncewire._ground.jetstream import Client
 from oncewire._ground.ledger.processes import process_name
-from oncewire._ground.ledger.rules import Durable, Ledger
+from oncewire._ground.ledger.rules import Durable, Ledger, short_error
 from oncewire._ground.ledger.store import Store
 from oncewire._ground.settings import Settings, load
 from oncewire._ground.tracing import Tracer
 from oncewire.agent import sources as opening
 from oncewire.agent.agent import Agent
-from oncewire.agent.batch import Item, Point, nothing_happens
+from oncewire.agent.batch import Item, Point, PowerCut, nothing_happens
 from oncewire.agent.commits import Commits
 from oncewire.agent.forget import Forgetting, check_life
 from oncewire.agent.intake import Intake
@@ -64,6 +65,11 @@ log = logging.getLogger("oncewire.agent")
 DRAIN_S = 30.0
 SWITCH_S = 0.001
 """So long one thread may hold the interpreter while another waits for it, where a process is the agent's alone."""
+
+
+class PartEnded(Exception):
+    """A part of the agent ended although nobody asked it to, by something that is none of our errors. The log has the
+    traceback; a new process may do better."""
 
 
 class Runner:
@@ -89,6 +95,8 @@ class Runner:
         """Only what is forgotten goes by it."""
         self.is_unclean = False
         self.is_started = False
+        self.failure = ""
+        """Which part ended although nobody asked it to, and how; the agent stops then."""
         self.waits_for = ""
         """What its start waits for, '' when it goes on."""
         self.opened: dict[Durable, Opened] = {}
@@ -115,6 +123,8 @@ class Runner:
     @property
     def trouble(self) -> str:
         """Why it cannot work right now, '' when it can: what readiness says."""
+        if self.failure:
+            return self.failure
         if not self.is_started:
             return self.waits_for or "it has not started yet"
         away = "" if self.client.connection.is_ready else "NATS is away"
@@ -226,29 +236,43 @@ class Runner:
         return [*self.lane.items(), *working, *self.lookout.taken()]
 
     def _begin_tasks(self) -> None:
-        self._intake_tasks = [self._begin(intake.run()) for intake in self.intakes]
-        self._tasks = [self._begin(self.upkeep.run()), self._begin(self.lane.run())]
-        self._tasks += [self._begin(self.upkeep.tick(one)) for one in self.agent.handlers if one.every_s]
+        self._intake_tasks = [
+            self._begin(f"the intake of {intake.opened.source.stream}", intake.run()) for intake in self.intakes
+        ]
+        self._tasks = [self._begin("the upkeep", self.upkeep.run()), self._begin("the lane", self.lane.run())]
+        self._tasks += [
+            self._begin(f"the clock of {one.name}", self.upkeep.tick(one)) for one in self.agent.handlers if one.every_s
+        ]
 
-    def _begin(self, work: Any) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(self._guard(work))
+    def _begin(self, part: str, work: Any) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(partial(self._ended, part))
+        return task
 
-    async def _guard(self, work: Any) -> None:
-        """A part that fails for good stops the whole: half an agent is worse than none."""
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            self.commits.note(error)
-            log.exception("agent %s stops", self.agent.full_name)
-            self.commits.stopping.set()
-            if self._failed is not None and not self._failed.done():
-                self._failed.set_exception(error)
-                self._failed.exception()
+    def _ended(self, part: str, task: asyncio.Task[None]) -> None:
+        """A part that ends although nobody asked it to stops the whole: half an agent is worse than none."""
+        is_asked = self.commits.stopping.is_set()
+        if task.cancelled():
+            if not is_asked:
+                self._part_ended(f"{part} was cancelled", None)
+            return
+        error = task.exception()
+        if error is not None and not isinstance(error, PowerCut):
+            self._part_ended(f"{part} failed: {short_error(error)}", error)
+        elif error is None and not is_asked:
+            self._part_ended(f"{part} returned", None)
+
+    def _part_ended(self, text: str, error: BaseException | None) -> None:
+        log.error("agent %s stops: %s", self.agent.full_name, text, exc_info=error)
+        self.failure = self.failure or text
+        self.commits.last_error = text
+        self.commits.stopping.set()
+        if self._failed is not None and not self._failed.done():
+            self._failed.set_exception(error if isinstance(error, OncewireError) else PartEnded(text))
+            self._failed.exception()
 
     async def wait(self) -> None:
-        """Until it is asked to stop, or a part failed for good: then that error is raised."""
+        """Until it is asked to stop, or a part ended unasked: then its error is raised, or PartEnded."""
         assert self._failed is not None
         stopping = asyncio.ensure_future(self.commits.stopping.wait())
         either: list[asyncio.Future[Any]] = [stopping, self._failed]

@@ -8,6 +8,7 @@ Exit codes, the same for every command:
     2  refused: bad arguments, settings or input; the same call fails again
     3  unavailable: a server or a resource is not there now; try again
     4  corrupt: data or a peer broke its rules; a person must look
+    5  failed: a part of the service ended although nobody asked it to; the log says why, start it again
   130  stopped by Ctrl-C
 """
 

@@ -26,7 +26,7 @@ from oncewire.agent import status as looking
 from oncewire.agent.outflow import LEDGER_STREAM
 from oncewire.agent.replay import Difference, Report, recompute_hash
 from oncewire.agent.replay import replay as run_again
-from oncewire.agent.run import own_the_process
+from oncewire.agent.run import PartEnded, own_the_process
 from oncewire.agent.status import Status
 from oncewire.cli import face, observe
 from oncewire.cli.board import Board, board_of
@@ -98,7 +98,12 @@ def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any
     settings = face.load_service(flags)
     found, store = _opened(target, store_url, schema, settings)
     own_the_process()
-    face.run_through(_run(found, store, settings, as_json))
+    try:
+        face.run_through(_run(found, store, settings, as_json))
+    except PartEnded as error:
+        facts = {"code": "part_ended", "message": str(error), "retryable": True}
+        face.show_error(str(error), "The log has the traceback. Start the agent again.", facts, as_json)
+        sys.exit(face.EXIT_FAILED)
 
 
 async def _run(found: Agent, store: Store, settings: Settings, as_json: bool) -> None:

@@ -28,6 +28,7 @@ EXIT_NOT_WELL = 1
 EXIT_REFUSED = 2
 EXIT_UNAVAILABLE = 3
 EXIT_CORRUPT = 4
+EXIT_FAILED = 5
 EXIT_INTERRUPTED = 130
 
 Run = Callable[..., None]
@@ -159,14 +160,18 @@ def exit_code(error: OncewireError) -> int:
 
 
 def fail(error: OncewireError, as_json: bool) -> NoReturn:
-    if as_json:
-        click.echo(json.dumps({"error": error.to_dict()}), err=True)
-    else:
-        first, *more = error.message.split("\n")
-        say(first, sign=click.style("error: ", fg="red", bold=True), err=True)
-        for line in (*more, *([error.hint] if error.hint else [])):
-            say(f"  {line}", err=True)
+    show_error(error.message, error.hint, error.to_dict(), as_json)
     sys.exit(exit_code(error))
+
+
+def show_error(message: str, hint: str, facts: Mapping[str, object], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"error": facts}), err=True)
+        return
+    first, *more = message.split("\n")
+    say(first, sign=click.style("error: ", fg="red", bold=True), err=True)
+    for line in (*more, *([hint] if hint else [])):
+        say(f"  {line}", err=True)
 
 
 def say(text: str = "", *, sign: str = "", is_dim: bool = False, err: bool = False) -> None:
