@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oncewire._ground.contracts.blocks import Outcome
 from oncewire._ground.errors import ContractViolation, Corrupt
-from oncewire._ground.ledger.packed import COMPRESSED_FROM, pack, unpack
+from oncewire._ground.ledger.packed import COMPRESSED_FROM, pack, pack_sending, unpack, unpack_sending
 from oncewire._ground.ledger.rules import Content, Entry, Sending
 from oncewire._ground.ledger.store import read_block
 
@@ -64,3 +64,79 @@ def test_a_block_that_ends_early_is_damage_that_is_named() -> None:
     for end in (0, 1, 4, 20, len(packed) // 2, len(packed) - 1):
         with pytest.raises(Corrupt, match="block 7 of the ledger cannot be read"):
             read_block(7, packed[:end], b"")
+
+
+class Text(str):
+    """Text, and not quite."""
+
+    __slots__ = ()
+
+
+LONE = st.text(st.characters(categories=["L", "Cs", "Cc"]), max_size=5)
+OUTSIDE = st.one_of(
+    st.text(max_size=5), LONE, st.binary(max_size=5), st.none(), st.integers(), st.floats(), st.booleans(),
+    st.lists(st.text(max_size=2), max_size=2), st.builds(Text, st.text(max_size=3)), st.just(bytearray(b"x")),
+)  # fmt: skip
+"""What somebody may hand in where text belongs."""
+HEADERS = st.one_of(st.none(), OUTSIDE, st.dictionaries(st.one_of(st.text(max_size=3), LONE, st.binary()), OUTSIDE))
+
+
+def mostly(right: st.SearchStrategy[object], wrong: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.one_of(right, right, right, wrong)
+
+
+SENDINGS = st.builds(
+    Sending,
+    id=mostly(st.text(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+    subject=mostly(st.text(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+    payload=mostly(st.binary(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+    headers=mostly(st.dictionaries(st.text(max_size=3), st.text(max_size=3)), HEADERS),  # type: ignore[arg-type]
+    stream=st.text(max_size=3),
+    trace=mostly(st.text(max_size=3), OUTSIDE),  # type: ignore[arg-type]
+)
+ENTRIES = st.builds(
+    Entry,
+    key=st.binary(max_size=16),
+    identity=mostly(st.text(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+    subject=mostly(st.text(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+    body=st.binary(max_size=20),
+    header=st.binary(max_size=20),
+    outcome=st.sampled_from(Outcome),
+    stream=st.text(max_size=3),
+    sequence=st.integers(-(2**70), 2**70),
+    timestamp_ns=st.integers(0, 2**64),
+    digest=st.binary(max_size=32),
+    effects=st.integers(0, 100),
+    error=mostly(st.text(max_size=5), OUTSIDE),  # type: ignore[arg-type]
+)
+
+
+@given(st.lists(ENTRIES, max_size=3), st.lists(SENDINGS, max_size=3), st.integers())
+def test_what_is_packed_is_unpacked_as_it_was_and_everything_else_is_refused(
+    entries: list[Entry], effects: list[Sending], sent_ms: int
+) -> None:
+    """Whatever somebody hands in: what is committed and cannot be read is an agent that never starts again."""
+    whole = Content(entries, effects, sent_ms, {})
+    try:
+        packed = pack(whole, bytearray())
+    except ContractViolation:
+        return
+    assert whole == unpack(packed)
+
+
+@given(SENDINGS)
+def test_a_delayed_effect_is_read_as_it_was_or_refused(sending: Sending) -> None:
+    try:
+        packed = pack_sending(sending)
+    except ContractViolation:
+        return
+    assert sending == unpack_sending(packed)
+
+
+@pytest.mark.parametrize("headers", [{"X": b"bytes"}, {"X": ["list"]}, {b"X": "text"}, {"X": None}, [("X", "y")]])
+def test_headers_that_are_no_text_are_never_packed(headers: object) -> None:
+    sending = Sending("fx.1", "evt.b", b"{}", headers, "EVENTS")  # type: ignore[arg-type]
+    with pytest.raises(ContractViolation, match="the ledger cannot hold this"):
+        pack(Content([], [sending], 1, {}), bytearray())
+    with pytest.raises(ContractViolation, match="the ledger cannot hold this"):
+        pack_sending(sending)

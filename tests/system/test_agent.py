@@ -349,6 +349,81 @@ async def test_an_effect_to_a_subject_that_no_stream_captures_is_given_up(
         assert "no stream captures" in cause
 
 
+@pytest.mark.parametrize(
+    ("subject", "said"),
+    [
+        ("sr.queries.search", "its stream sr-queries is no_ack: it confirms nothing"),
+        ("dlq.evt.default.demo", "where only Oncewire itself writes"),
+        ("ledger.biller.l-1", "where only Oncewire itself writes"),
+    ],
+)
+async def test_an_effect_that_would_never_be_confirmed_is_given_up(
+    shared_server: NatsServer, tmp_path: Path, subject: str, said: str
+) -> None:
+    def handler(ctx: Context, payload: dict[str, Any]) -> Effect:
+        return Effect(subject, {}, type="Search")
+
+    async with refusing(shared_server, tmp_path, handler) as cause:
+        assert said in cause
+
+
+@pytest.mark.parametrize("headers", [None, {"X-A": "b"}])
+async def test_an_effect_that_its_stream_takes_no_more_is_given_up(
+    server: NatsServer, tmp_path: Path, headers: dict[str, str] | None
+) -> None:
+    """The last that fits goes out, one byte more is refused in the handler's transaction."""
+    agent = new_agent(max_deliver=1)
+
+    @agent.on("go")
+    def go(ctx: Context, payload: dict[str, Any]) -> Effect:
+        return Effect(OUT, {"text": "x" * payload["size"]}, headers=headers)
+
+    async with prepared(server.url) as client:
+        config = (await client.api(f"STREAM.INFO.{EVENTS}"))["config"]
+        await client.api(f"STREAM.UPDATE.{EVENTS}", config | {"max_msg_size": 1_500})
+        async with run(agent, client, sqlite_in(tmp_path)) as runner:
+            for size in range(600, 1_000):
+                await send(client, command(agent, "go"), {"size": size})
+            await until(lambda: sum(runner.counts.values()) == 400)
+            await until_async(lambda: _settled(client, COMMANDS, f"{agent.name}_consumer"), "everything to be settled")
+            done = runner.counts["done"]
+            assert runner.counts == {"done": done, "terminated": 400 - done}
+    assert len(await stored(server.url, EVENTS)) == done > 50
+    letters = await stored(server.url, "DLQ_REQUESTS", f"dlq_requests.{agent.name}")
+    assert len(letters) == 400 - done > 50
+    assert all("takes up to 1500" in one.headers["Oncewire-Dlq-Cause"] for one in letters)
+
+
+async def test_inputs_whose_names_are_not_text_become_letters(shared_server: NatsServer, tmp_path: Path) -> None:
+    """The server takes any bytes as a subject or a header; the ledger, which holds text, could not be written."""
+    agent = new_agent(max_deliver=2)
+    base = f"evt.default.demo.{unique('raw')}"
+
+    @agent.on(f"{base}.>")
+    def handle(ctx: Context, payload: dict[str, Any]) -> None:
+        if payload["n"]:
+            raise Terminate("no \ud800 order")
+
+    header, broken = b"NATS/1.0\r\nX-A: \xff\r\n\r\n", base.encode() + b".\xff\xfe"
+    async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
+        for number, subject in ((0, broken), (1, base.encode() + b".a"), (0, base.encode() + b".a")):
+            body = b'{"type":"t","payload":{"n":%d}}' % number
+            size = (len(header), len(header) + len(body))
+            client.connection.write(b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, *size, header, body))
+        await counted(runner, done=1, terminated=2)
+        subject = f"dlq_requests.{agent.name}"
+        await until_async(lambda: _two(shared_server.url, subject), "their letters")
+    letters = await stored(shared_server.url, "DLQ_REQUESTS", subject)
+    told = {one.headers["Oncewire-Dlq-Cause"].partition(":")[0]: one.headers for one in letters}
+    assert {"no order", "contract_violation"} == told.keys()
+    assert told["no order"]["Oncewire-Dlq-Headers"] == "1", "one header could not be carried"
+    assert told["contract_violation"]["Oncewire-Dlq-Subject"].startswith(f"{base}.\\")
+
+
+async def _two(url: str, subject: str) -> bool:
+    return len(await stored(url, "DLQ_REQUESTS", subject)) == 2
+
+
 async def test_an_effect_that_is_too_large_is_given_up(shared_server: NatsServer, tmp_path: Path) -> None:
     def handler(ctx: Context, payload: dict[str, Any]) -> Effect:
         return Effect(f"{OUT}.large", {"text": "x" * 2_000_000})

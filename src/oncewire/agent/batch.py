@@ -49,6 +49,7 @@ from oncewire.agent.effects import (
     Plain,
     Retry,
     Terminate,
+    check_target,
     delayed_of,
     effects_of,
     finished,
@@ -180,7 +181,6 @@ class GroupCommit:
         self.ended: list[bytes] = []
         self.out = Settled()
         self._work = SyncWork(store)
-        self._has_room = _takes_every_plain_one(limits)
         self._now: dict[bytes, _Done] = {}
         self._here: set[bytes] = set()
         self._ways: dict[tuple[str, str], tuple[str, Frame | None]] = {}
@@ -449,8 +449,10 @@ class GroupCommit:
         limits = self.limits
         way = self._ways.get((effect.subject, effect.type))
         if way is None:
+            check_target(effect.subject)
             stream = limits.stream_of(effect.subject)
-            around = frame_of(limits.ledger, effect.subject, effect.type) if self._has_room else None
+            has_room = _takes_every_plain_one(limits, stream)
+            around = frame_of(limits.ledger, effect.subject, effect.type) if has_room else None
             way = self._ways[effect.subject, effect.type] = (stream, around)
         stream, around = way
         if around is not None:
@@ -497,7 +499,7 @@ class GroupCommit:
 
     def give_up(self, item: Item, outcome: Outcome, reason: str, *, is_gone: bool = False) -> None:
         """Settle it, and hand it to the dead-letter service as an effect; of one that is gone nothing is left to hand
-        over but its place."""
+        over but its place. The reason may be anybody's text."""
         reason = letters.one_line(reason)
         source = self.sources[item.delivery.stream, item.delivery.consumer]
         letter = letter_request(item, self.limits, source, outcome, reason)
@@ -528,13 +530,13 @@ def _nameless(item: Item) -> _Nameless:
     return _Nameless("", raw_digest(item.message.payload))
 
 
-_LARGEST = Sending("", "", bytes(FRAMED_BYTES_MAX), None, "")
+_LARGEST = Sending("x" * 64, "", bytes(FRAMED_BYTES_MAX), None, "", "x" * 64)
 
 
-def _takes_every_plain_one(limits: Limits) -> bool:
-    """Whether no effect that is written later with the others can turn out too large for the server."""
+def _takes_every_plain_one(limits: Limits, stream: str) -> bool:
+    """Whether no effect that is written later with the others can turn out too large for its stream or the server."""
     try:
-        limits.check_size(_LARGEST)
+        limits.check_size(msgspec.structs.replace(_LARGEST, stream=stream))
     except TooLarge:
         return False
     return True

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from oncewire._ground import native
-from oncewire._ground.contracts import catalog, ids, inputs, runtime, subjects
+from oncewire._ground.contracts import canonical, catalog, ids, inputs, runtime, subjects
 from oncewire._ground.contracts.catalog import Family
 from oncewire._ground.contracts.inputs import Input
 from oncewire._ground.contracts.message import encode_message
@@ -27,15 +28,22 @@ from oncewire._ground.errors import ContractViolation, Refused
 from oncewire._ground.ledger.rules import Delayed, Ledger, Sending
 
 ADAPTER = "oncewire"
-DELAY_S_MAX = 366 * 24 * 3600
-SHOWN_CHARS = 80
+DELAY_S_MAX: Final = 366 * 24 * 3600
+HEADERS_BYTES_MAX: Final = 15 * 1024
+"""Of an effect's own headers; 16 KiB in all are sent."""
+RESERVED_HEADERS: Final = ("nats-", "oncewire-dlq-", "oncewire-orig-", "oncewire-replay-")
+"""The server acts on the first, our own readers on the others: the ledger sets them, or nobody does."""
+SHOWN_CHARS: Final = 80
+_OURS: Final = (Family.LETTER, Family.REPLAY, Family.BLOCK, Family.ADVISORY)
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 
 
 class Effect(msgspec.Struct, frozen=True):
     """A message that follows from handling an input. Return one, a list of them, or None.
 
     On `evt.`, `cmd.`, `sr.` and the platform's subjects the payload is put into the envelope of that subject; `type`
-    defaults to the last part of the subject. Elsewhere the payload goes out as JSON, bytes as they are.
+    defaults to the last part of the subject. Elsewhere the payload goes out as JSON, bytes as they are. `headers` are
+    sent with it; those that begin with `Nats-` are the server's and refused.
     """
 
     subject: str
@@ -43,6 +51,89 @@ class Effect(msgspec.Struct, frozen=True):
     type: str = ""
     delay_s: float = 0.0
     headers: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        """Most have a subject and a payload alone, and the subject was seen before: that must cost nearly nothing."""
+        is_usual = self.type == "" and self.delay_s == 0.0 and self.headers is None
+        if not is_usual or type(self.subject) is not str or not _is_subject(self.subject):
+            _check(self)
+
+
+def _check(effect: Effect) -> None:
+    """Each argument, and in place of what only behaves like text or a dict the text or the dict itself."""
+    keep = msgspec.structs.force_setattr
+    keep(effect, "subject", _text("subject", effect.subject))
+    keep(effect, "type", _text("type", effect.type))
+    _is_subject(effect.subject)
+    delay_s: Any = effect.delay_s
+    if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s <= DELAY_S_MAX:
+        raise _wrong("delay_s", delay_s, f"is not a number of seconds from 0 to {DELAY_S_MAX}")
+    if effect.headers is not None:
+        keep(effect, "headers", _checked_headers(effect.headers))
+
+
+@lru_cache(maxsize=16384)
+def _is_subject(subject: str) -> bool:
+    _text("subject", subject)
+    try:
+        subjects.check_subject(subject)
+    except ContractViolation as wrong:
+        raise ContractViolation(f"Effect: {wrong.message}", field="subject", hint=wrong.hint) from None
+    return True
+
+
+def _checked_headers(given: object) -> dict[str, str]:
+    if not isinstance(given, Mapping):
+        raise _wrong("headers", given, "is not a mapping of text to text")
+    checked = {_text("headers", name): _text(f"headers[{name!r}]", value) for name, value in given.items()}
+    for name, value in checked.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise _wrong("headers", name, "is not the name of a header", "Use letters, digits and '-'.")
+        if name.lower().startswith(RESERVED_HEADERS):
+            raise _wrong("headers", name, "is a name that the server or the ledger sets", "Use a name of your own.")
+        if any(sign in value for sign in "\r\n\0"):
+            raise _wrong(f"headers[{name!r}]", value, "has a line break or NUL", "Put such text into the payload.")
+    size = sum(len(name) + len(value.encode()) + 4 for name, value in checked.items())
+    if size > HEADERS_BYTES_MAX:
+        raise ContractViolation(
+            f"Effect: headers take {size} bytes, {HEADERS_BYTES_MAX} are allowed",
+            field="headers",
+            hint="Put large content into the payload.",
+        )
+    return checked
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong(field, value, f"is not text but {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _wrong(field, value, "has a lone surrogate, which is no character") from None
+    return str.__str__(value)
+
+
+def _wrong(field: str, value: object, what: str, hint: str = "") -> ContractViolation:
+    return ContractViolation(f"Effect: {field} {shown(value)} {what}", field=field.partition("[")[0], hint=hint)
+
+
+def check_target(subject: str) -> None:
+    """An effect goes where users publish, never into what Oncewire writes about itself."""
+    if catalog.family(subject) in _OURS:
+        raise ContractViolation(
+            f"an effect goes to {subject}, where only Oncewire itself writes",
+            field="subject",
+            hint="To make a dead letter of the input, raise Terminate.",
+        )
+
+
+def no_confirmation(subject: str, stream: str) -> ContractViolation:
+    """An effect is done when its stream has confirmed it. This one never would."""
+    return ContractViolation(
+        f"an effect goes to {subject}, but its stream {stream} is no_ack: it confirms nothing",
+        field="subject",
+        hint="Ask questions with `client.request`; send everything else on another subject.",
+    )
 
 
 class Retry(Exception):
@@ -52,7 +143,7 @@ class Retry(Exception):
 
     def __init__(self, after_s: float | timedelta | str | None = None, reason: str = "") -> None:
         named = isinstance(after_s, str) and not reason
-        super().__init__(_text("Retry", "reason", after_s if named else reason) or "retry")
+        super().__init__(_reason("Retry", after_s if named else reason) or "retry")
         self._after_s = None if named else _seconds("Retry", "after_s", after_s)
 
     @property
@@ -64,13 +155,13 @@ class Terminate(Exception):
     """Raise it to give the input up at once: it becomes a dead letter with this reason."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(_text("Terminate", "reason", reason))
+        super().__init__(_reason("Terminate", reason))
         self.reason = reason
 
 
-def _text(what: str, argument: str, value: object) -> str:
+def _reason(what: str, value: object) -> str:
     if not isinstance(value, str):
-        raise Refused(f"{what}: {argument} is text, not {shown(value)}")
+        raise Refused(f"{what}: reason is text, not {shown(value)}")
     return value
 
 
@@ -94,7 +185,10 @@ def _seconds(what: str, argument: str, value: object) -> float | None:
 
 def shown(value: object) -> str:
     """A value as an error may quote it."""
-    text = repr(value)
+    try:
+        text = ascii(value)
+    except Exception:  # a repr of the user's own may raise anything
+        text = f"({type(value).__name__})"
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
@@ -175,14 +269,12 @@ def _compiled(ledger: Ledger, plain: list[Plain]) -> list[Sending] | None:
 def sending_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Sending:
     """The message of any effect, under its stable id."""
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
-    headers = dict(effect.headers) if effect.headers else None
+    own_headers = dict(effect.headers) if effect.headers else None
     trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
-    return Sending(id_, effect.subject, _body(effect, ledger, cause.envelope, id_), headers, stream, trace)
+    return Sending(id_, effect.subject, _body(effect, ledger, cause.envelope, id_), own_headers, stream, trace)
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
-    if not 0 < effect.delay_s <= DELAY_S_MAX:
-        raise ContractViolation(f"delay_s must be from 0 to {DELAY_S_MAX}", field="delay_s")
     return Delayed(now_ms + int(effect.delay_s * 1000), sending)
 
 
@@ -222,7 +314,7 @@ def _body(effect: Effect, ledger: Ledger, input_: RuntimeEnvelope, id_: str) -> 
         return runtime.encode_runtime(_envelope(effect, ledger.agent, input_, id_, address))
     if found is Family.MESSAGE:
         return encode_message(inputs.as_message(_envelope(effect, ledger.agent, input_, id_, address)))
-    return effect.payload if isinstance(effect.payload, bytes) else msgspec.json.encode(effect.payload)
+    return _json(effect.payload)
 
 
 def _envelope(
@@ -247,6 +339,19 @@ def _envelope(
     )
 
 
+def _json(payload: Any) -> bytes:
+    """The body of a message that has no envelope."""
+    if isinstance(payload, bytes | bytearray | memoryview):
+        return bytes(payload)
+    is_json = payload is None or isinstance(payload, dict | list | tuple | str | int | float)
+    built = payload if is_json else _to_builtins(payload)
+    try:
+        canonical.canonical(built)
+    except ContractViolation as wrong:
+        raise ContractViolation(f"an effect's payload: {wrong.message}", field="payload", hint=wrong.hint) from None
+    return msgspec.json.encode(built)
+
+
 def _payload(payload: Any) -> dict[str, Any]:
     built = payload if isinstance(payload, dict) else _to_builtins(payload)
     if not isinstance(built, dict):
@@ -258,8 +363,8 @@ def _to_builtins(payload: Any) -> Any:
     if hasattr(payload, "model_dump"):
         return payload.model_dump(mode="json")
     try:
-        return msgspec.to_builtins(payload)
-    except TypeError as error:
+        return msgspec.to_builtins(payload, order="deterministic")  # a set has another order in each process
+    except (TypeError, ValueError, RecursionError) as error:
         raise ContractViolation(f"an effect's payload cannot be written: {error}", field="payload") from None
 
 

@@ -29,10 +29,9 @@ def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome,
         letters.OUTCOME: outcome.value,
         letters.CAUSE: reason,
     }
-    carried = letters.carry({name: value for name, value in item.carried.items() if _is_text(value)})
-    dropped = len(item.carried) - len(carried.headers)
-    if dropped:
-        told[letters.HEADERS] = str(dropped)
+    carried = letters.carry(item.carried, text_only=True)
+    if carried.dropped:
+        told[letters.HEADERS] = str(carried.dropped)
     identity = ids.joined("letter", item.at_key.hex())
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, identity, 0)
     subject = subjects.dlq_request(ledger.agent)
@@ -43,15 +42,6 @@ def letter_request(item: Item, limits: Limits, source: Source, outcome: Outcome,
         told |= {letters.PAYLOAD: letters.POINTER, letters.BYTES: str(len(item.message.payload))}
         return Sending(id_, subject, b"", told | carried.headers, sending.stream)
     return sending
-
-
-def _is_text(value: str) -> bool:
-    """Whether a header came as UTF-8: a ledger keeps text alone."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def created_ns(source: Source) -> int:

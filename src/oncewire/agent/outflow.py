@@ -24,14 +24,15 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from oncewire._ground.contracts import blocks, subjects
-from oncewire._ground.errors import ContractViolation, NotFound
+from oncewire._ground.errors import ContractViolation, NotFound, TooLarge
 from oncewire._ground.fields import columns, distinct
 from oncewire._ground.jetstream import Client, Outgoing, PubAck
 from oncewire._ground.jetstream import protocol as wire
 from oncewire._ground.jetstream.lookup import find_ids
-from oncewire._ground.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, reserve_of
+from oncewire._ground.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, encode_header, reserve_of
 from oncewire._ground.ledger.rules import Ledger, Sending, targets_of
 from oncewire._ground.ledger.store import Block, Mark
+from oncewire.agent.effects import no_confirmation
 from oncewire.agent.exits import Exit
 
 MANY = 24
@@ -52,11 +53,13 @@ class Target(NamedTuple):
     is_log: bool
     """Whether only the stream's age and size remove messages: an id that is not found there was not stored."""
     is_confirming: bool
+    bytes_max: int | None
+    """Set where it takes no larger message."""
     exit: Exit | None
     """Set where the stream allows fast ingest and atomic batches."""
 
 
-DELETED = Target(0.0, False, True, None)
+DELETED = Target(0.0, False, True, None, None)
 
 
 def target_of(config: dict[str, Any], exit_: Exit | None) -> Target:
@@ -67,16 +70,8 @@ def target_of(config: dict[str, Any], exit_: Exit | None) -> Target:
         and config.get("max_msgs_per_subject", -1) <= 0
         and not config.get("allow_msg_ttl", False),
         not config.get("no_ack", False),
+        config["max_msg_size"] if config.get("max_msg_size", -1) >= 0 else None,
         exit_ if config.get("allow_batched") and config.get("allow_atomic") else None,
-    )
-
-
-def unconfirmed(subject: str, stream: str) -> ContractViolation:
-    """For an effect whose stream answers no publish: it could never be known to be stored."""
-    return ContractViolation(
-        f"an effect goes to {subject}, but stream {stream} confirms nothing (no_ack)",
-        field="subject",
-        hint="Send effects to a stream that confirms what it stores; no_ack streams are for requests.",
     )
 
 
@@ -109,7 +104,7 @@ class Targets:
                     hint="Declare a stream for it and run `oncewire topology apply`.",
                 )
             if not (await self.learn(names[0])).is_confirming:
-                raise unconfirmed(subject, names[0])
+                raise no_confirmation(subject, names[0])
             self._streams[subject] = names[0]
         return self._streams[subject]
 
@@ -128,11 +123,19 @@ class Targets:
         return target.exit if target is not None else None
 
     def check_size(self, sending: Sending) -> None:
-        connection = self._client.connection
-        if not sending.headers and len(sending.payload) <= connection.server.max_payload - SURELY_FREE:
+        """Refuse what its stream or the server would never take."""
+        connection, target = self._client.connection, self._known.get(sending.stream)
+        limit = target.bytes_max if target is not None else None
+        surely = connection.server.max_payload - SURELY_FREE
+        if limit is None and not sending.headers and len(sending.payload) <= surely:
             return
-        headers = sum(len(name) + len(value) + 4 for name, value in sending.headers.items()) if sending.headers else 0
-        connection.check_size(len(sending.payload) + headers + OWN_HEADERS, reserve_of(sending.subject))
+        size = len(encode_header(outgoing([sending])[0])) + len(sending.payload)
+        connection.check_size(size, reserve_of(sending.subject))
+        if limit is not None and size > limit:
+            raise TooLarge(
+                f"the message on {sending.subject} has {size} bytes with headers, {sending.stream} takes up to {limit}",
+                hint="Store large content elsewhere and send its address, or raise the stream's max_msg_bytes.",
+            )
 
 
 def outgoing(sendings: Sequence[Sending]) -> list[Outgoing]:

@@ -14,7 +14,7 @@ from oncewire._ground.jetstream.pull import Delivery
 from oncewire._ground.ledger.rules import Sending
 from oncewire._ground.ledger.store import Block, Mark
 from oncewire._ground.topology import Topology, load
-from oncewire.agent.outflow import unconfirmed
+from oncewire.agent.effects import no_confirmation
 
 PAYLOAD_BYTES_MAX: Final = 1_048_576 - 16_384
 """What a server with its default settings takes, less the room for a dead letter."""
@@ -48,6 +48,7 @@ class Streams:
 
     def __init__(self, topology: Topology | None = None) -> None:
         self._streams = (topology or load()).streams
+        self._bytes_max = {stream.name: stream.max_msg_bytes for stream in self._streams if stream.max_msg_bytes >= 0}
         self.last: dict[str, int] = {}
 
     def stream_of(self, subject: str) -> str:
@@ -55,7 +56,7 @@ class Streams:
         for stream in self._streams:
             if any(subjects.matches(subject, pattern) for pattern in stream.subjects):
                 if stream.no_ack:
-                    raise unconfirmed(subject, stream.name)
+                    raise no_confirmation(subject, stream.name)
                 return stream.name
         raise ContractViolation(
             f"an effect goes to {subject}, which no stream captures",
@@ -67,8 +68,9 @@ class Streams:
         return self.stream_of(subject)
 
     def check_size(self, sending: Sending) -> None:
-        if len(sending.payload) > PAYLOAD_BYTES_MAX:
-            raise TooLarge(f"the message has {len(sending.payload)} bytes, {PAYLOAD_BYTES_MAX} are allowed")
+        bytes_max = min(PAYLOAD_BYTES_MAX, self._bytes_max.get(sending.stream, PAYLOAD_BYTES_MAX))
+        if len(sending.payload) > bytes_max:
+            raise TooLarge(f"the message has {len(sending.payload)} bytes, {bytes_max} are allowed")
 
 
 class Wire:

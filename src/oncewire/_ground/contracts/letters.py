@@ -62,19 +62,30 @@ class Carried(Struct, frozen=True):
     dropped: int
 
 
-def carry(original: Mapping[str, str], bytes_max: int = HEADERS_BYTES_MAX) -> Carried:
-    """The original's headers under our prefix. A name that a header cannot have, or more than fits, is left out."""
+def carry(original: Mapping[str, str], bytes_max: int = HEADERS_BYTES_MAX, *, text_only: bool = False) -> Carried:
+    """The original's headers under our prefix. A name that a header cannot have, or more than fits, is left out; with
+    `text_only` also a value whose bytes are not UTF-8, which a ledger cannot hold."""
     kept: dict[str, str] = {}
     room = bytes_max
     for name, value in original.items():
         line = f"{names.ORIGINAL_PREFIX}{name}"
         size = len(line) + len(value.encode("utf-8", "surrogateescape")) + 4
         is_name = len(line) <= _NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
-        if not is_name or size > room or any(sign in value for sign in "\r\n\x00"):
+        is_lost = text_only and not is_text(value)
+        if not is_name or is_lost or size > room or any(sign in value for sign in "\r\n\x00"):
             continue
         kept[line] = value
         room -= size
     return Carried(kept, len(original) - len(kept))
+
+
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can write it: bytes that were not UTF-8 are read as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def originals(carried: Mapping[str, str]) -> dict[str, str]:

@@ -33,10 +33,10 @@ from oncewire._ground.errors import PermissionDenied, Refused, Unavailable
 from oncewire._ground.ledger import keys as key_rules
 from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.packed import pack
+from oncewire._ground.ledger.packed import pack, pack_sending
 from oncewire._ground.ledger.postgres_session import DISCARD_TEMPORARY, PROCESS_LOCKS, PostgresSession
 from oncewire._ground.ledger.postgres_tx import PostgresTx, went_on
-from oncewire._ground.ledger.rules import Content, Delayed, Head, Ledger, Sending, Sources
+from oncewire._ground.ledger.rules import Content, Delayed, Head, Ledger, Sources
 from oncewire._ground.ledger.store import (
     FORMAT,
     Appended,
@@ -49,13 +49,12 @@ from oncewire._ground.ledger.store import (
     identity_keys,
     old_blocks,
     read_block,
+    read_delayed,
 )
 from oncewire._ground.ledger.tx import cut_off, ends_transaction
 
 HANDLER_S: Final = 300.0
 
-_decode_sending = msgspec.msgpack.Decoder(Sending).decode
-_encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 
 
@@ -270,7 +269,7 @@ class PostgresStore:
         self._claimed -= keys
 
     def _delay(self, cursor: psycopg.Cursor[Any], delayed: Sequence[Delayed]) -> None:
-        rows = [(one.sending.id, one.due_ms, _encode(one.sending)) for one in delayed]
+        rows = [(one.sending.id, one.due_ms, pack_sending(one.sending)) for one in delayed]
         cursor.execute(self._session.sql["delay"], (self._agent, *map(list, zip(*rows, strict=True))))
 
     def _lock_chain(self, cursor: psycopg.Cursor[Any]) -> tuple[Any, ...]:
@@ -377,7 +376,7 @@ class PostgresStore:
     def due(self, now_ms: int, limit: int) -> list[Delayed]:
         with self._own() as cursor:
             rows = cursor.execute(self._session.sql["due"], (self._agent, now_ms, limit)).fetchall()
-        return [Delayed(due_ms, _decode_sending(sending)) for due_ms, sending in rows]
+        return [read_delayed(due_ms, sending) for due_ms, sending in rows]
 
     def next_due_ms(self) -> int | None:
         with self._own() as cursor:
@@ -416,7 +415,7 @@ class PostgresStore:
     def waiting(self) -> list[Delayed]:
         with self._own() as cursor:
             rows = cursor.execute(self._session.sql["waiting"], (self._agent,)).fetchall()
-        return [Delayed(due_ms, _decode_sending(sending)) for due_ms, sending in rows]
+        return [read_delayed(due_ms, sending) for due_ms, sending in rows]
 
     def head(self) -> Head:
         with self._own() as cursor:

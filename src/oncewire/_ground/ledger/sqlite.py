@@ -27,9 +27,9 @@ from oncewire._ground.errors import Refused, Unavailable
 from oncewire._ground.fields import columns
 from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.packed import pack
+from oncewire._ground.ledger.packed import pack, pack_sending
 from oncewire._ground.ledger.processes import is_alive, machine
-from oncewire._ground.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sending, Sources
+from oncewire._ground.ledger.rules import Content, Delayed, Entry, Head, Ledger, Sources
 from oncewire._ground.ledger.sqlite_checkpoints import Checkpoints
 from oncewire._ground.ledger.sqlite_errors import MAY_PASS, translate, translated
 from oncewire._ground.ledger.sqlite_keys import SqliteKeys
@@ -47,6 +47,7 @@ from oncewire._ground.ledger.store import (
     not_idle,
     old_blocks,
     read_block,
+    read_delayed,
 )
 from oncewire._ground.ledger.tx import cut_off, ends_transaction, not_allowed
 
@@ -70,8 +71,6 @@ _PRAGMAS_IN_HANDLERS: Final = {
 }  # fmt: skip
 """With a value these ask, or write what a rollback takes back. Others change the connection for all later inputs."""
 
-_decode_sending = msgspec.msgpack.Decoder(Sending).decode
-_encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 _decode_streams = msgspec.json.Decoder(dict[str, int]).decode
 
@@ -342,7 +341,7 @@ class SqliteStore:
                 "UPDATE ledger_chains SET number = ?, hash = ?, state = ? WHERE chain = ?", (*after, self._chain)
             )
             if delayed:
-                rows = [(one.sending.id, self._agent, one.due_ms, _encode(one.sending)) for one in delayed]
+                rows = [(one.sending.id, self._agent, one.due_ms, pack_sending(one.sending)) for one in delayed]
                 db.executemany("INSERT OR IGNORE INTO ledger_delayed VALUES (?, ?, ?, ?)", rows)
             self.keys.add(after.number, keys)
             return Appended(after.number, announcement)
@@ -463,7 +462,7 @@ class SqliteStore:
         query = "SELECT due_ms, sending FROM ledger_delayed WHERE agent = ? AND due_ms <= ? ORDER BY due_ms LIMIT ?"
         with translated(self.path):
             rows = self.connection.execute(query, (self._agent, now_ms, limit)).fetchall()
-        return [Delayed(due_ms, _decode_sending(sending)) for due_ms, sending in rows]
+        return [read_delayed(due_ms, sending) for due_ms, sending in rows]
 
     def next_due_ms(self) -> int | None:
         query = "SELECT min(due_ms) FROM ledger_delayed WHERE agent = ?"

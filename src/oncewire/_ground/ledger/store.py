@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from oncewire._ground.contracts.blocks import Confirmed, Ranges, announcement_hash, read_announcement
 from oncewire._ground.errors import ContractViolation, Corrupt, Refused
 from oncewire._ground.ledger.keys import Place
-from oncewire._ground.ledger.packed import unpack
+from oncewire._ground.ledger.packed import unpack, unpack_sending
 from oncewire._ground.ledger.rules import Content, Delayed, Durable, Head, Ledger, Sources, identity_key
 from oncewire._ground.ledger.tx import Tx
 from oncewire._ground.masking import mask_url
@@ -84,11 +84,23 @@ def read_block(number: int, content: bytes, announcement: bytes) -> Block:
     try:
         return Block(number, unpack(content), announcement)
     except ContractViolation as violation:
-        raise Corrupt(
-            f"block {number} of the ledger cannot be read: {violation.message}",
-            hint="Its disk or memory is failing, or somebody wrote to it. Stop the agent, keep a copy of the ledger as "
-            "it is, and go on from a backup: docs/how-to/backup.md.",
-        ) from violation
+        raise _damaged(f"block {number} of the ledger", violation) from violation
+
+
+def read_delayed(due_ms: int, sending: bytes) -> Delayed:
+    """An effect that waits for its time, from its columns."""
+    try:
+        return Delayed(due_ms, unpack_sending(sending))
+    except ContractViolation as violation:
+        raise _damaged("a delayed effect of the ledger", violation) from violation
+
+
+def _damaged(what: str, violation: ContractViolation) -> Corrupt:
+    return Corrupt(
+        f"{what} cannot be read: {violation.message}",
+        hint="Its disk or memory is failing, or somebody wrote to it. Stop the agent, keep a copy of the ledger as it "
+        "is, and go on from a backup: docs/how-to/backup.md.",
+    )
 
 
 def not_idle(url: str) -> Corrupt:
