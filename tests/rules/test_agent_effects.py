@@ -49,7 +49,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"subject": ""}, "subject", "Effect: subject has an empty token"),
     ({"type": None}, "type", "Effect: type None is not text but NoneType"),
     ({"type": "\udfff"}, "type", r"Effect: type '\udfff' has a lone surrogate"),
-    ({"delay_s": float("nan")}, "delay_s", "Effect: delay_s nan is not a number of seconds from 0 to 31622400"),
+    ({"delay_s": float("nan")}, "delay_s", "Effect: delay_s nan is not a number of seconds from 0 to 31,622,400"),
     ({"delay_s": float("inf")}, "delay_s", "Effect: delay_s inf is not a number of seconds"),
     ({"delay_s": -0.1}, "delay_s", "Effect: delay_s -0.1 is not a number of seconds"),
     ({"delay_s": 1e12}, "delay_s", "Effect: delay_s 1000000000000.0 is not a number of seconds"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -130,9 +132,9 @@ def test_what_could_never_work_is_refused_when_it_is_written() -> None:
     agent.on("y")(lambda ctx, payload: None)
     with pytest.raises(Refused, match="has two handlers"):
         agent.on("y")(lambda ctx, payload: None)
-    with pytest.raises(Refused, match="at least 1 second"):
+    with pytest.raises(Refused, match=r"every: seconds 0\.1 is not a number"):
         agent.every(0.1)
-    with pytest.raises(Refused, match="positive"):
+    with pytest.raises(Refused, match="rate_per_s -1 is not a number"):
         agent.on("z", rate_per_s=-1)(lambda ctx, payload: None)
 
 
@@ -191,3 +193,57 @@ def test_an_adapter_has_its_commands_and_its_tick() -> None:
         Agent.from_adapter(object(), name="counter")  # type: ignore[arg-type]
     with pytest.raises(Refused, match="are `def`"):
         Agent.from_adapter(Waits(), name="counter")  # type: ignore[arg-type]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": 1.5}, "Agent: batch 1.5 is not a whole number from 1 to 10,000"),
+        ({"batch": True}, "Agent: batch True is not a whole number"),
+        ({"batch": 0}, "Agent: batch 0 is not a whole number"),
+        ({"concurrency": 1.5}, "Agent: concurrency 1.5 is not a whole number from 1 to 10,000"),
+        ({"concurrency": "4"}, "Agent: concurrency '4' is not a whole number"),
+        ({"concurrency": 10**400}, "Agent: concurrency 1000"),
+        ({"max_deliver": NAN}, "Agent: max_deliver nan is not a whole number from 1 to 1,000"),
+        ({"ack_wait_s": NAN}, "Agent: ack_wait_s nan is not a number of seconds from 1 to 604,800"),
+        ({"ack_wait_s": 1e12}, "Agent: ack_wait_s 1000000000000.0 is not a number of seconds"),
+        ({"ack_wait_s": None}, "Agent: ack_wait_s None is not a number of seconds"),
+        ({"handler_timeout_s": NAN}, "Agent: handler_timeout_s nan is not a number of seconds from 30.0 to 604,800"),
+        ({"handler_timeout_s": INF}, "Agent: handler_timeout_s inf is not a number of seconds"),
+        ({"handler_timeout_s": 10}, "Agent: handler_timeout_s 10 is not a number of seconds from 30.0"),
+        ({"name": 5}, "Agent: name 5 is not text but int"),
+        ({"tenant": b"t"}, "Agent: tenant b't' is not text but bytes"),
+        ({"workspace": None}, "Agent: workspace None is not text but NoneType"),
+        ({"name": "\ud800"}, "Agent: name '\\ud800' has a lone surrogate"),
+    ],
+)
+def test_an_option_that_is_no_number_is_refused_where_the_agent_is_made(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(Refused) as caught:
+        Agent(**{"name": "a"} | options)
+    assert said == caught.value.message[: len(said)]
+
+
+@pytest.mark.parametrize(
+    ("register", "said"),
+    [
+        (lambda agent: agent.on("x", rate_per_s=NAN), "rate_per_s nan is not a number from 0 to 1,000,000"),
+        (lambda agent: agent.on("x", rate_per_s=INF), "rate_per_s inf is not a number"),
+        (lambda agent: agent.on("x", rate_per_s=-1), "rate_per_s -1 is not a number"),
+        (lambda agent: agent.on("x", rate_per_s=1e-300), "rate_per_s 1e-300 is less than"),
+        (lambda agent: agent.on("x", timeout_s=NAN), "timeout_s nan is not a number of seconds from 0 to 604,800"),
+        (lambda agent: agent.on("x", timeout_s="1"), "timeout_s '1' is not a number of seconds"),
+        (lambda agent: agent.on(5), "on: subject 5 is not text but int"),
+        (lambda agent: agent.every(NAN), "every: seconds nan is not a number of seconds from 1 to 31,622,400"),
+        (lambda agent: agent.every(INF), "every: seconds inf is not a number of seconds"),
+        (lambda agent: agent.every("1"), "every: seconds '1' is not a number of seconds"),
+        (lambda agent: agent.every(1, timeout_s=INF), "timeout_s inf is not a number of seconds"),
+    ],
+)
+def test_an_option_of_a_handler_that_is_no_number_is_refused(register: Callable[[Agent], Any], said: str) -> None:
+    agent = Agent("a")
+    with pytest.raises(Refused, match=re.escape(said)):
+        register(agent)(lambda ctx, payload=None: None)
+    assert agent.handlers == []

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oncewire._ground.contracts import subjects
 from oncewire._ground.contracts.blocks import agent_name
 from oncewire._ground.errors import Refused
+from oncewire.agent.arguments import check_count, check_number, check_text
 from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ CONCURRENCY = 64
 ACK_WAIT_S = 30.0
 MAX_DELIVER = 5
 HANDLER_TIMEOUT_S = 300.0
+COUNT_MAX = 10_000
+TIME_S_MAX = 7 * 24 * 3600
+EVERY_S_MAX = 366 * 24 * 3600
 
 Run = TypeVar("Run", bound=Callable[..., Any])
 Lifespan = Callable[["Agent"], AbstractAsyncContextManager[Any]]
@@ -58,13 +62,14 @@ class Agent:
         consumers: Mapping[str, str | Sequence[str]] | None = None,
         lifespan: Lifespan | None = None,
     ) -> None:
-        self.name = subjects.token(name, "agent")
-        self.tenant = subjects.token(tenant, "tenant")
-        self.workspace = subjects.token(workspace, "workspace")
-        if not 1 <= batch <= 10_000 or not 1 <= concurrency <= 10_000:
-            raise Refused("batch and concurrency are from 1 to 10,000")
-        if not 1 <= max_deliver <= 1_000 or ack_wait_s < 1 or handler_timeout_s < ack_wait_s:
-            raise Refused("max_deliver is from 1 to 1,000, ack_wait_s at least 1 and at most handler_timeout_s")
+        self.name = subjects.token(check_text("Agent", "name", name), "agent")
+        self.tenant = subjects.token(check_text("Agent", "tenant", tenant), "tenant")
+        self.workspace = subjects.token(check_text("Agent", "workspace", workspace), "workspace")
+        check_count("Agent", "batch", batch, 1, COUNT_MAX)
+        check_count("Agent", "concurrency", concurrency, 1, COUNT_MAX)
+        check_count("Agent", "max_deliver", max_deliver, 1, 1_000)
+        check_number("Agent", "ack_wait_s", ack_wait_s, 1, TIME_S_MAX, "seconds")
+        check_number("Agent", "handler_timeout_s", handler_timeout_s, ack_wait_s, TIME_S_MAX, "seconds")
         self.is_ordered = ordered
         self.concurrency = 1 if ordered else concurrency
         self.batch = 1 if ordered else batch
@@ -99,8 +104,7 @@ class Agent:
     def every(self, seconds: float, *, timeout_s: float = 0.0) -> Callable[[Run], Run]:
         """Run a handler once per time slot, whatever the number of processes: `handler(ctx)`, with the slot's time in
         `ctx.ts`."""
-        if seconds < 1:
-            raise Refused("every takes at least 1 second", hint="For shorter times run a loop of your own.")
+        check_number("every", "seconds", seconds, 1, EVERY_S_MAX, "seconds")
 
         def register(run: Run) -> Run:
             pattern = subjects.cmd(self.tenant, self.workspace, self.name, TICK)

@@ -26,6 +26,7 @@ from oncewire._ground.contracts.runtime import Actor, RuntimeEnvelope, SecurityC
 from oncewire._ground.contracts.runtime import Source as EnvelopeSource
 from oncewire._ground.errors import ContractViolation, Refused
 from oncewire._ground.ledger.rules import Delayed, Ledger, Sending
+from oncewire.agent.arguments import check_number, check_text, shown, wrong
 
 ADAPTER = "oncewire"
 DELAY_S_MAX: Final = 366 * 24 * 3600
@@ -33,7 +34,6 @@ HEADERS_BYTES_MAX: Final = 15 * 1024
 """Of an effect's own headers; 16 KiB in all are sent."""
 RESERVED_HEADERS: Final = ("nats-", "oncewire-dlq-", "oncewire-orig-", "oncewire-replay-")
 """The server acts on the first, our own readers on the others: the ledger sets them, or nobody does."""
-SHOWN_CHARS: Final = 80
 _OURS: Final = (Family.LETTER, Family.REPLAY, Family.BLOCK, Family.ADVISORY)
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 
@@ -62,37 +62,42 @@ class Effect(msgspec.Struct, frozen=True):
 def _check(effect: Effect) -> None:
     """Each argument, and in place of what only behaves like text or a dict the text or the dict itself."""
     keep = msgspec.structs.force_setattr
-    keep(effect, "subject", _text("subject", effect.subject))
-    keep(effect, "type", _text("type", effect.type))
+    keep(effect, "subject", check_text("Effect", "subject", effect.subject))
+    keep(effect, "type", check_text("Effect", "type", effect.type))
     _is_subject(effect.subject)
-    delay_s: Any = effect.delay_s
-    if isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or not 0 <= delay_s <= DELAY_S_MAX:
-        raise _wrong("delay_s", delay_s, f"is not a number of seconds from 0 to {DELAY_S_MAX}")
+    check_number("Effect", "delay_s", effect.delay_s, 0, DELAY_S_MAX, "seconds")
     if effect.headers is not None:
         keep(effect, "headers", _checked_headers(effect.headers))
 
 
 @lru_cache(maxsize=16384)
 def _is_subject(subject: str) -> bool:
-    _text("subject", subject)
+    check_text("Effect", "subject", subject)
     try:
         subjects.check_subject(subject)
-    except ContractViolation as wrong:
-        raise ContractViolation(f"Effect: {wrong.message}", field="subject", hint=wrong.hint) from None
+    except ContractViolation as violation:
+        raise ContractViolation(f"Effect: {violation.message}", field="subject", hint=violation.hint) from None
     return True
 
 
 def _checked_headers(given: object) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise _wrong("headers", given, "is not a mapping of text to text")
-    checked = {_text("headers", name): _text(f"headers[{name!r}]", value) for name, value in given.items()}
+        raise wrong("Effect", "headers", given, "is not a mapping of text to text")
+    checked = {
+        check_text("Effect", "headers", name): check_text("Effect", f"headers[{name!r}]", value)
+        for name, value in given.items()
+    }
     for name, value in checked.items():
         if not _HEADER_NAME.fullmatch(name):
-            raise _wrong("headers", name, "is not the name of a header", "Use letters, digits and '-'.")
+            raise wrong("Effect", "headers", name, "is not the name of a header", "Use letters, digits and '-'.")
         if name.lower().startswith(RESERVED_HEADERS):
-            raise _wrong("headers", name, "is a name that the server or the ledger sets", "Use a name of your own.")
+            raise wrong(
+                "Effect", "headers", name, "is a name that the server or the ledger sets", "Use a name of your own."
+            )
         if any(sign in value for sign in "\r\n\0"):
-            raise _wrong(f"headers[{name!r}]", value, "has a line break or NUL", "Put such text into the payload.")
+            raise wrong(
+                "Effect", f"headers[{name!r}]", value, "has a line break or NUL", "Put such text into the payload."
+            )
     size = sum(len(name) + len(value.encode()) + 4 for name, value in checked.items())
     if size > HEADERS_BYTES_MAX:
         raise ContractViolation(
@@ -101,20 +106,6 @@ def _checked_headers(given: object) -> dict[str, str]:
             hint="Put large content into the payload.",
         )
     return checked
-
-
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise _wrong(field, value, f"is not text but {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _wrong(field, value, "has a lone surrogate, which is no character") from None
-    return str.__str__(value)
-
-
-def _wrong(field: str, value: object, what: str, hint: str = "") -> ContractViolation:
-    return ContractViolation(f"Effect: {field} {shown(value)} {what}", field=field.partition("[")[0], hint=hint)
 
 
 def check_target(subject: str) -> None:
@@ -181,15 +172,6 @@ def _seconds(what: str, argument: str, value: object) -> float | None:
         f" not {shown(value)}",
         hint=f'{what}("why") names a reason, {what}(30, "why") both.',
     )
-
-
-def shown(value: object) -> str:
-    """A value as an error may quote it."""
-    try:
-        text = ascii(value)
-    except Exception:  # a repr of the user's own may raise anything
-        text = f"({type(value).__name__})"
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def effects_of(returned: object) -> list[Effect]:
@@ -347,8 +329,8 @@ def _json(payload: Any) -> bytes:
     built = payload if is_json else _to_builtins(payload)
     try:
         canonical.canonical(built)
-    except ContractViolation as wrong:
-        raise ContractViolation(f"an effect's payload: {wrong.message}", field="payload", hint=wrong.hint) from None
+    except ContractViolation as found:
+        raise ContractViolation(f"an effect's payload: {found.message}", field="payload", hint=found.hint) from None
     return msgspec.json.encode(built)
 
 

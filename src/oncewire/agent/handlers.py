@@ -17,8 +17,12 @@ import msgspec
 
 from oncewire._ground.contracts import subjects
 from oncewire._ground.errors import ContractViolation, Refused, TimedOut
+from oncewire.agent.arguments import check_number, check_text, wrong
 
 TICK = "tick"
+TIMEOUT_S_MAX: Final = 7 * 24 * 3600
+RATE_PER_S_MIN: Final = 1 / 3600
+RATE_PER_S_MAX: Final = 1_000_000
 UNREAD: Final = object()
 """In place of a payload that was not decoded with the others."""
 
@@ -47,8 +51,10 @@ def make_handler(
     if len(parameters) < wanted:
         form = "handler(ctx)" if every_s else "handler(ctx, payload)"
         raise Refused(f"handler {name} takes {len(parameters)} parameters", hint=f"Write it as {form}.")
-    if rate_per_s < 0 or timeout_s < 0:
-        raise Refused(f"handler {name}: rate_per_s and timeout_s are positive, or 0 for none")
+    check_number(f"handler {name}", "timeout_s", timeout_s, 0, TIMEOUT_S_MAX, "seconds")
+    check_number(f"handler {name}", "rate_per_s", rate_per_s, 0, RATE_PER_S_MAX)
+    if 0 < rate_per_s < RATE_PER_S_MIN:
+        raise wrong(f"handler {name}", "rate_per_s", rate_per_s, f"is less than {RATE_PER_S_MIN}", "0 is no limit.")
     hint = dict if every_s else _hint(run, parameters[1].name)
     is_async = inspect.iscoroutinefunction(run)
     if every_s:
@@ -142,6 +148,7 @@ def _pydantic(hint: Any, payload: dict[str, Any]) -> Any:
 
 def full_subject(name: str, tenant: str, workspace: str, agent: str) -> str:
     """`charge` is the agent's own command; anything with a dot is a full subject or pattern."""
+    check_text("on", "subject", name)
     if "." in name:
         return subjects.check_filter(name)
     return subjects.cmd(tenant, workspace, agent, name)
