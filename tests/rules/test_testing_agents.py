@@ -280,6 +280,22 @@ def test_wrong_uses_of_the_context_say_what_to_do() -> None:
     async def odd(ctx: Context, payload: dict[str, Any]) -> None:
         await ctx.once("x", lambda: object())
 
+    @agent.on("nan")
+    async def nan(ctx: Context, payload: dict[str, Any]) -> None:
+        await ctx.once("x", lambda: {"rate": float("nan")})
+
+    @agent.on("inside")
+    async def inside(ctx: Context, payload: dict[str, Any]) -> None:
+        await ctx.once("x", lambda: ctx.once("x", lambda: 1))
+
+    @agent.on("named")
+    async def named(ctx: Context, payload: dict[str, Any]) -> None:
+        await ctx.once("a\0b", lambda: 1)
+
+    @agent.on("unnamed")
+    def unnamed(ctx: Context, payload: dict[str, Any]) -> None:
+        ctx.once("x", lambda: 1)
+
     @agent.on("commit")
     async def commit(ctx: Context, payload: dict[str, Any]) -> None:
         async with ctx.tx as tx:
@@ -289,7 +305,38 @@ def test_wrong_uses_of_the_context_say_what_to_do() -> None:
         assert "entered once" in t.send("twice", {}).error
         assert "comes before ctx.tx" in t.send("late", {}).error
         assert "cannot be recorded" in t.send("odd", {}).error
+        assert "NaN or an infinite number" in t.send("nan", {}).error
+        assert "is called inside itself" in t.send("inside", {}).error
+        assert "name 'a\\x00b' has a NUL" in t.send("named", {}).error
+        assert "needs an `async def` handler" in t.send("unnamed", {}).error
         assert "may not end or begin the ledger's transaction" in t.send("commit", {}).error
+
+
+def test_calls_of_one_name_side_by_side_are_one_call() -> None:
+    agent, calls = Agent("caller", max_deliver=1), list[str]()
+
+    async def call(who: str) -> str:
+        calls.append(who)
+        await asyncio.sleep(0)
+        return who
+
+    @agent.on("both")
+    async def both(ctx: Context, payload: dict[str, Any]) -> Effect:
+        results = await asyncio.gather(ctx.once("pay", call, "a"), ctx.once("pay", call, "b"), ctx.once("x", call, "c"))
+        return Effect(OUT, {"results": results})
+
+    @agent.on("fails")
+    async def fails(ctx: Context, payload: dict[str, Any]) -> Effect:
+        async def broken() -> None:
+            raise ValueError("no")
+
+        results = await asyncio.gather(ctx.once("pay", broken), ctx.once("pay", call, "d"), return_exceptions=True)
+        return Effect(OUT, {"results": [str(result) for result in results]})
+
+    with AgentTest(agent) as t:
+        assert t.send("both", {}).outcome == t.send("fails", {}).outcome == "done"
+        assert [one.payload["results"] for one in t.effects] == [["a", "a", "c"], ["no", "d"]]
+    assert calls == ["a", "c", "d"]
 
 
 def test_effects_are_plain_values() -> None:

@@ -208,7 +208,7 @@ async def test_a_section_that_raised_lets_others_write_while_its_handler_goes_on
 
 
 async def test_a_section_that_is_given_up_before_its_turn_writes_nothing_and_its_handler_goes_on(place: Place) -> None:
-    inside, waiting, given_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    begun, inside, given_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     @place.agent.on("holds")
     async def holds(ctx: Context, payload: dict[str, Any]) -> Effect:
@@ -220,8 +220,8 @@ async def test_a_section_that_is_given_up_before_its_turn_writes_nothing_and_its
 
     @place.agent.on("waits")
     async def waits(ctx: Context, payload: dict[str, Any]) -> Effect:
+        begun.set()
         await inside.wait()
-        waiting.set()
         try:
             async with asyncio.timeout(0.01), ctx.tx as tx:
                 tx.execute(place.insert, (payload["n"],))
@@ -231,8 +231,9 @@ async def test_a_section_that_is_given_up_before_its_turn_writes_nothing_and_its
         return place.done(payload)
 
     async with place.running() as (client, runner):
-        await place.send(client, "holds", 1)
         await place.send(client, "waits", 2)
+        await begun.wait()  # no handler begins while another writes
+        await place.send(client, "holds", 1)
         await counted(runner, done=2)
     assert place.kit.rows() == [1]
     assert await place.effects() == [1, 2]

@@ -59,6 +59,66 @@ async def test_a_publish_returns_where_the_message_stands(shared_server: NatsSer
         for wrong in (object(), {"a": {1, object()}}):
             with pytest.raises(ContractViolation, match="written as JSON"):
                 await client.publish(f"{stream}.a", wrong)  # type: ignore[arg-type]
+        with pytest.raises(ContractViolation, match="NaN or an infinite number"):
+            await client.publish(f"{stream}.a", {"amount": float("nan")})
+        for options in ({"msg_id": 5}, {"headers": {"a": 5}}, {"headers": "a"}, {"subject": 5}):
+            with pytest.raises(ContractViolation, match="publish: "):
+                await client.publish(**{"subject": f"{stream}.a", "payload": b"x"} | options)  # type: ignore[arg-type]
+        assert (await state_of(client, stream))["messages"] == 4
+
+
+@pytest.mark.parametrize("way", ["publish_many", "publish_all"])
+@pytest.mark.parametrize("count", [1, 700])
+async def test_one_outcome_per_message_whatever_a_message_holds(
+    shared_server: NatsServer, way: str, count: int
+) -> None:
+    """One that can never be written is its own outcome, wherever it is, and the others are stored."""
+    async with connect(shared_server.url) as client:
+        stream = await make_stream(client)
+        good = [Outgoing(f"{stream}.a", b"x", f"id-{number}") for number in range(count)]
+        wrong: list[Any] = [
+            Outgoing(f"{stream}.a", b"x", headers={"a": 5}),  # type: ignore[dict-item]
+            Outgoing(f"{stream}.a", b"x", headers="a"),  # type: ignore[arg-type]
+            Outgoing(f"{stream}.a", b"x", msg_id=5),  # type: ignore[arg-type]
+            Outgoing(f"{stream}.a", b"x", msg_id="\ud800"),
+            Outgoing(f"{stream}.a", None),  # type: ignore[arg-type]
+            Outgoing(f"{stream}.a", "text"),  # type: ignore[arg-type]
+        ]
+        if way == "publish_many":
+            wrong += [
+                Outgoing(5, b"x"),  # type: ignore[arg-type]
+                Outgoing("sr.queries.x", b"x"),
+                {"subject": f"{stream}.a"},
+            ]
+        messages = [*good, *wrong, *(Outgoing(f"{stream}.a", b"x", f"late-{one}") for one in range(count))]
+        outcomes = await getattr(client, way)(messages)
+
+        assert [isinstance(one, PubAck) for one in outcomes] == [True] * count + [False] * len(wrong) + [True] * count
+        assert all(isinstance(one, Refused) for one in outcomes[count:-count])
+        assert (await state_of(client, stream))["messages"] == 2 * count
+
+
+async def test_names_and_subjects_that_could_only_go_wrong_are_refused(shared_server: NatsServer) -> None:
+    async def answer(_: Any) -> bytes:
+        return b""
+
+    async with connect(shared_server.url) as client:
+        for names in (("a.b", "c"), ("a", "b.c"), ("a", "*"), ("", "c"), ("a b", "c"), ("a/b", "c"), (5, "c")):
+            with pytest.raises(ContractViolation, match="pull: "):
+                client.pull(*names)  # type: ignore[arg-type]
+        for subject in (">", "*.>", "*.ACK.>", "$JS.ACK.>", "$JS.API.>", "_INBOX.>", "$SYS.REQ.>"):
+            with pytest.raises(Refused, match="would answer what others send"):
+                client.serve(subject, answer)
+        assert client.serve("mine.>", answer)
+        with pytest.raises(Refused, match="the client is open already"):
+            await client.open()
+        assert (await client.api("INFO"))["streams"] >= 0
+    opening = connect(shared_server.url)
+    results = await asyncio.gather(opening.open(), opening.open(), return_exceptions=True)
+    assert [type(one) for one in results] == [type(None), Refused]
+    await opening.close()
+    await opening.open()
+    await opening.close()
 
 
 async def test_large_messages_go_both_ways() -> None:
@@ -144,7 +204,10 @@ async def test_a_server_without_jetstream_says_so() -> None:
 async def test_queries_are_not_published(shared_server: NatsServer) -> None:
     async with connect(shared_server.url) as client:
         bad = Outgoing("sr.queries.users.get", b"")
-        for publish in (client.publish_many, client.publish_atomic, client.publish_all, client.publish_fast):
+        (outcome,) = await client.publish_many([bad])
+        assert isinstance(outcome, Refused)
+        assert "for requests" in outcome.message
+        for publish in (client.publish_atomic, client.publish_all, client.publish_fast):
             with pytest.raises(Refused, match="for requests"):
                 await within(publish([bad, bad]))
         with pytest.raises(Refused, match="for requests"):

@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from oncewire._ground.arguments import check_count, check_number, check_text
 from oncewire._ground.contracts import subjects
 from oncewire._ground.contracts.blocks import agent_name
 from oncewire._ground.errors import Refused
-from oncewire.agent.arguments import check_count, check_number, check_text
 from oncewire.agent.handlers import TICK, Handler, full_subject, make_handler
 
 if TYPE_CHECKING:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 import msgspec
 
+from oncewire._ground.arguments import check_text, wrong
+from oncewire._ground.contracts.canonical import has_no_number
 from oncewire._ground.contracts.runtime import RuntimeEnvelope
 from oncewire._ground.errors import Refused
 from oncewire._ground.ledger.rules import Head
@@ -174,14 +176,18 @@ class Context(msgspec.Struct, eq=False):
     def once(self, name: str, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call outside and record the result, in a commit of its own, before going on. A redelivery gets the recorded
         result; a crash inside the call runs it again, so hand `ctx.key(name)` to the other side."""
+        if "\0" in check_text("ctx.once", "name", name):
+            raise wrong("ctx.once", "name", name, "has a NUL")
         return self._work.once(name, fn, args, kwargs)
 
 
 def encode_result(result: object) -> bytes:
     """The result of a call as it is recorded."""
     try:
+        if has_no_number(msgspec.to_builtins(result)):
+            raise ValueError("it has NaN or an infinite number, which JSON does not have")
         return msgspec.json.encode(result)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise Refused(f"the result of ctx.once cannot be recorded: {error}", hint="Return JSON-like values.") from None
 
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from oncewire._ground import native
+from oncewire._ground.arguments import check_number, check_text, shown, wrong
 from oncewire._ground.contracts import canonical, catalog, ids, inputs, runtime, subjects
 from oncewire._ground.contracts.catalog import Family
 from oncewire._ground.contracts.inputs import Input
@@ -26,7 +27,6 @@ from oncewire._ground.contracts.runtime import Actor, RuntimeEnvelope, SecurityC
 from oncewire._ground.contracts.runtime import Source as EnvelopeSource
 from oncewire._ground.errors import ContractViolation, Refused
 from oncewire._ground.ledger.rules import Delayed, Ledger, Sending
-from oncewire.agent.arguments import check_number, check_text, shown, wrong
 
 ADAPTER = "oncewire"
 DELAY_S_MAX: Final = 366 * 24 * 3600

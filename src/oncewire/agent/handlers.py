@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import msgspec
 
+from oncewire._ground.arguments import check_number, check_text, wrong
 from oncewire._ground.contracts import subjects
 from oncewire._ground.errors import ContractViolation, Refused, TimedOut
-from oncewire.agent.arguments import check_number, check_text, wrong
 
 TICK = "tick"
 TIMEOUT_S_MAX: Final = 7 * 24 * 3600

@@ -15,6 +15,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import msgspec
@@ -34,6 +35,10 @@ SECTIONS_MAX = 64
 SECTION_S = 5.0
 """So long a section may hold the transaction: it is for writing, not for waiting."""
 WAIT_S = 1.0
+
+
+_calling: ContextVar[frozenset[str]] = ContextVar("_calling", default=frozenset())
+"""Names of the calls that this code runs inside of."""
 
 
 class _Superseded(Exception):
@@ -59,6 +64,7 @@ class Task:
         """How often the store's session ended inside its section."""
         self.is_ended = False
         """We stop it: what it raises then is not its own."""
+        self._calls: dict[str, asyncio.Lock] = {}
         self.begun = time.monotonic()
         self.began_ns = time.time_ns()
 
@@ -103,15 +109,30 @@ class Task:
             self.turn.exception()
 
     async def once(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Under one name it is one call, also for those who ask side by side."""
         if self.turn is not None:
             raise Refused("ctx.once comes before ctx.tx", hint="The section holds the transaction: it must not wait.")
+        outer = _calling.get()
+        if name in outer:
+            raise Refused(f"ctx.once({name!r}) is called inside itself", hint="Give the inner call another name.")
+        token = _calling.set(outer | {name})
+        try:
+            async with self._calls.setdefault(name, asyncio.Lock()):
+                recorded = await self._recorded(name, fn, args, kwargs)
+        finally:
+            _calling.reset(token)
+        return msgspec.json.decode(recorded)
+
+    async def _recorded(
+        self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bytes:
         recorded = await self.lane.read_call(self.item.key, name)
         if recorded is None:
             made = self.lane.made.get((self.item.key, name))
             if made is None:
                 made = encode_result(await run_call(fn, args, kwargs))
             recorded = await self.lane.record_call(self.item.key, name, made)
-        return msgspec.json.decode(recorded)
+        return recorded
 
     # ---- running
 

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from oncewire._ground import settings
+from oncewire._ground.arguments import check_secret, check_text
 from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.headers import TENANT
 from oncewire._ground.contracts.realtime import (
@@ -84,7 +85,7 @@ class Stream:
         self.message_id = token(message_id or str(uuid.uuid4()), "messageId")
         self._sequence = last_sequence
         self._metadata = dict(metadata) if metadata else None
-        self._headers = {TENANT: tenant} if tenant else None
+        self._headers = {TENANT: check_text("stream", "tenant", tenant)} if tenant else None
         self._interval_s = interval_ms / 1000
         self._events = chat_events(conversation_id, prefix=events_prefix)
         self._tokens = chat_tokens(conversation_id, prefix=tokens_prefix)
@@ -121,7 +122,7 @@ class Stream:
             raise Refused("the answer has ended", hint="Send inside the block, and before `block`.")
         if self.stopped:
             raise Stopped
-        if not text:
+        if not check_secret("send", "text", text):
             return
         self._text.append(text)
         self._waiting.append(text)

@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Struct
 
 from oncewire._ground import tracing
-from oncewire._ground.contracts.canonical import canonical
+from oncewire._ground.arguments import check_secret, check_text, wrong
+from oncewire._ground.contracts.canonical import canonical, has_no_number
 from oncewire._ground.contracts.message import MessageEnvelope, encode_message
 from oncewire._ground.contracts.subjects import check_subject
 from oncewire._ground.database.postgres import quote_name
@@ -157,10 +158,10 @@ def _in_lock_order(messages: Sequence[NewMessage]) -> list[tuple[int, list[Any]]
 
 
 def _values(message: NewMessage) -> list[Any]:
-    texts: dict[str, object] = {"content": message.content, "model": message.model or "", "tenant": message.tenant}
-    texts["traceparent"] = message.traceparent
+    texts: dict[str, object] = {"role": message.role, "content": message.content, "model": message.model or ""}
+    texts |= {"tenant": message.tenant, "traceparent": message.traceparent}
     for field, value in texts.items():
-        if not isinstance(value, str) or "\0" in value:
+        if "\0" in check_secret("enqueue", field, value):
             raise ContractViolation(f"{field} must be text without NUL", field=field)
     if message.metadata is not None and not isinstance(message.metadata, Mapping):
         raise ContractViolation("metadata must be an object", field="metadata")
@@ -188,6 +189,8 @@ def _json(value: Any, field: str) -> str | None:
     if value is None:
         return None
     try:
+        if has_no_number(msgspec.to_builtins(value)):
+            raise ContractViolation("has NaN or an infinite number, which JSON does not have")
         text = msgspec.json.encode(value)
         canonical(msgspec.json.decode(text))
     except ContractViolation as wrong:
@@ -198,7 +201,13 @@ def _json(value: Any, field: str) -> str | None:
 
 
 def _message_values(subject: str, envelope: MessageEnvelope, traceparent: str) -> list[Any]:
-    check_subject(subject)
+    check_subject(check_text("enqueue_message", "subject", subject))
+    if not isinstance(envelope, MessageEnvelope):
+        raise wrong(
+            "enqueue_message", "envelope", envelope, "is not a MessageEnvelope",
+            "Make one with oncewire._ground.contracts.new_message.",
+        )  # fmt: skip
+    check_text("enqueue_message", "traceparent", traceparent)
     return [subject, encode_message(envelope).decode(), _traceparent(traceparent)]
 
 

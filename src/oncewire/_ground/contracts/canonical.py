@@ -25,6 +25,7 @@ INT_MAX = 2**53 - 1
 _DOUBLE_DIGITS_BITS = 70
 """From 10^21 on a double is written with an exponent."""
 
+_FINITE_MAX = 1.7976931348623157e308
 _PLAIN_FLOAT_MIN = 0.01
 _PLAIN_FLOAT_MAX = 1e15
 _PLAIN_LEVELS = 4
@@ -176,6 +177,18 @@ def _whole(value: int, path: str) -> bytes:
         field=path,
         hint="Send it as text.",
     )
+
+
+def has_no_number(value: object) -> bool:
+    """Whether some number in it is none: the encoder makes null of NaN and of infinities."""
+    match value:
+        case float():
+            return not -_FINITE_MAX <= value <= _FINITE_MAX
+        case dict():
+            return any(map(has_no_number, value.values()))
+        case list() | tuple():
+            return any(map(has_no_number, value))
+    return False
 
 
 def number(value: float, path: str = "") -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from typing import Any
 import msgspec
 
 from oncewire._ground import settings, tracing
+from oncewire._ground.arguments import check_secret, check_text, wrong
 from oncewire._ground.contracts import ids
-from oncewire._ground.contracts.canonical import canonical
+from oncewire._ground.contracts.canonical import canonical, has_no_number
 from oncewire._ground.contracts.headers import TRACEPARENT
 from oncewire._ground.contracts.message import MessageEnvelope, decode_message, encode_message
 from oncewire._ground.contracts.runtime import RuntimeEnvelope, encode_runtime
+from oncewire._ground.contracts.subjects import overlaps
 from oncewire._ground.errors import (
     ContractViolation,
     NoResponders,
@@ -43,6 +46,7 @@ from oncewire._ground.jetstream.pull import Pull
 from oncewire._ground.jetstream.reader import Reader, Start
 from oncewire._ground.jetstream.requests import Requests
 from oncewire._ground.jetstream.stored import StoredMessage
+from oncewire._ground.jetstream.unwritable import wrong_message
 from oncewire._ground.jetstream.wire import ServerInfo
 
 log = logging.getLogger("oncewire.jetstream")
@@ -50,6 +54,8 @@ log = logging.getLogger("oncewire.jetstream")
 API_TIMEOUT_S = 5.0
 QUERIES_PREFIX = "sr.queries."
 ERROR_HEADER = "Oncewire-Error"
+_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]+")
+_SERVERS_OWN = ("$JS.>", "$SYS.>", "$KV.>", "$O.>", "_INBOX.>")
 RESPONDING_MAX = 256
 """Requests that one responder works on at the same time; more are answered with 'busy'."""
 
@@ -66,6 +72,7 @@ class Client:
         self._publisher: Publisher | None = None
         self._requests: Requests | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_opening = False
 
     async def __aenter__(self) -> Client:
         await self.open()
@@ -76,8 +83,14 @@ class Client:
 
     async def open(self) -> None:
         """Connect. Raises AuthenticationFailed or NotConnected when no server takes us."""
-        connection = Connection(self._options)
-        await connection.open()
+        if self._is_opening or (self._connection is not None and self._connection.state is not State.CLOSED):
+            raise Refused("the client is open already", hint="Open it once, or make another with `oncewire.connect`.")
+        self._is_opening = True
+        try:
+            connection = Connection(self._options)
+            await connection.open()
+        finally:
+            self._is_opening = False
         self._connection = connection
         self._requests = Requests(connection)
         self._publisher = Publisher(connection, self.api)
@@ -152,13 +165,17 @@ class Client:
         return await self.publish_one(outgoing, timeout_s)
 
     async def publish_one(self, message: Outgoing, timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
-        _refuse_queries([message.subject])
+        _refuse_queries([check_text("publish", "subject", message.subject)])
         return await self.publisher.publish(message, timeout_s)
 
     async def publish_many(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Publish in pipelined windows; one outcome per message, in order: a PubAck, or the error it met."""
-        _refuse_queries(columns(messages, Outgoing, "subject")[0])
-        return await self.publisher.publish_many(messages, timeout_s)
+        refused = _refusals(messages)
+        if not refused:
+            return await self.publisher.publish_many(messages, timeout_s)
+        rest = [message for index, message in enumerate(messages) if index not in refused]
+        outcomes = iter(await self.publisher.publish_many(rest, timeout_s))
+        return [refused[index] if index in refused else next(outcomes) for index in range(len(messages))]
 
     async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
         """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
@@ -185,6 +202,9 @@ class Client:
 
     def pull(self, stream: str, consumer: str, **options: Any) -> Pull:
         """Pull from a durable consumer: `async with client.pull(…) as pull: messages = await pull.fetch()`."""
+        for field, name in (("stream", stream), ("consumer", consumer)):
+            if not _NAME.fullmatch(check_text("pull", field, name)):
+                raise wrong("pull", field, name, "is not a name", "Names have no dots, wildcards, slashes or spaces.")
         return Pull(self.requests, stream, consumer, **options)
 
     def read(
@@ -321,6 +341,12 @@ class Client:
         self, subject: str, handler: Callable[[Message], Awaitable[bytes]], *, queue: str = "oncewire"
     ) -> Subscription:
         """Answer requests in bytes; processes with the same `queue` share them."""
+        for reserved in _SERVERS_OWN:
+            if overlaps(check_text("serve", "subject", subject), reserved):
+                raise Refused(
+                    f"serve({subject!r}) would answer what others send to {reserved}",
+                    hint="Among it are the acks of other consumers. Serve subjects below a token of your own.",
+                )
 
         def deliver(message: Message) -> None:
             if not message.reply:
@@ -363,9 +389,13 @@ def encode_payload(payload: Payload) -> bytes:
     if isinstance(payload, RuntimeEnvelope):
         return encode_runtime(payload)
     try:
-        return msgspec.json.encode(payload)
+        written = msgspec.json.encode(payload)
+        is_lost = b"null" in written and has_no_number(msgspec.to_builtins(payload))
     except (TypeError, ValueError, RecursionError) as error:
         raise ContractViolation(f"the payload cannot be written as JSON: {error}") from None
+    if is_lost:
+        raise ContractViolation("the payload has NaN or an infinite number, which JSON does not have", field="payload")
+    return written
 
 
 def id_of(subject: str, payload: Payload) -> str:
@@ -399,10 +429,31 @@ def _told_error(subject: str, reply: Message) -> OncewireError:
 def _refuse_queries(subjects: list[str]) -> None:
     for subject in dict.fromkeys(subjects):
         if subject.startswith(QUERIES_PREFIX):
-            raise Refused(
-                f"{subject} is for requests: its stream confirms nothing",
-                hint="Use `client.request` instead of `publish`.",
-            )
+            raise _unconfirmed(subject)
+
+
+def _unconfirmed(subject: str) -> Refused:
+    return Refused(
+        f"{subject} is for requests: its stream confirms nothing", hint="Use `client.request` instead of `publish`."
+    )
+
+
+def _refusals(messages: Sequence[Outgoing]) -> dict[int, Refused]:
+    """By index what can never be published. Whether there is any is seen at once."""
+    try:
+        (subjects,) = columns(messages, Outgoing, "subject")
+        if not any(subject.startswith(QUERIES_PREFIX) for subject in dict.fromkeys(subjects)):
+            return {}
+    except (AttributeError, TypeError):
+        pass
+    refused: dict[int, Refused] = {}
+    for index, message in enumerate(messages):
+        problem: Refused | None = wrong_message(message, Outgoing)
+        if problem is None and message.subject.startswith(QUERIES_PREFIX):
+            problem = _unconfirmed(message.subject)
+        if problem is not None:
+            refused[index] = problem
+    return refused
 
 
 def connect(
@@ -425,6 +476,13 @@ def connect(
     What is not passed comes from the settings of this process: NATS_URL, NATS_CREDS, NATS_CA and the others that
     `oncewire config` lists. Credentials count together: with one of them passed, those of the settings are not used.
     """
+    for server in [url] if isinstance(url, str) else url or ():
+        check_secret("connect", "url", server)
+    check_text("connect", "name", name)
+    secrets = {"user": user, "password": password, "token": token, "creds": creds, "nkey": nkey}
+    for field, value in secrets.items():
+        if value is not None:
+            check_secret("connect", field, value)
     chosen = settings.load().settings
     if any(one is not None for one in (user, password, token, creds, nkey)):
         chosen = replace(

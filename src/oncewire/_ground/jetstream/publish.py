@@ -34,6 +34,7 @@ import msgspec
 from oncewire._ground.contracts.headers import REPLAY_FOR
 from oncewire._ground.errors import (
     Conflict,
+    ContractViolation,
     NotFound,
     OncewireError,
     OutcomeUnknown,
@@ -45,8 +46,9 @@ from oncewire._ground.errors import (
 from oncewire._ground.jetstream import codes, protocol
 from oncewire._ground.jetstream.connection import Connection
 from oncewire._ground.jetstream.options import State
-from oncewire._ground.jetstream.plain import Numbered, plain_frames
+from oncewire._ground.jetstream.plain import Numbered, cut, plain_frames
 from oncewire._ground.jetstream.protocol import Message
+from oncewire._ground.jetstream.unwritable import wrong_message
 from oncewire._ground.metrics import Histogram
 
 PUBLISH_TIMEOUT_S: Final = 20.0
@@ -259,7 +261,7 @@ class Publisher:
         outcomes: list[Outcome] = []
         failure: OncewireError | None = None
         try:
-            for part in _parts(messages):
+            for part in cut(messages, WINDOW_MESSAGES, WINDOW_BYTES):
                 try:
                     windows.append(await self._start(part, time.monotonic() + timeout_s))
                 except OncewireError as error:  # no server or no room in time: the rest was not sent
@@ -300,7 +302,7 @@ class Publisher:
     async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
         """Publish with atomic batches where the server takes them, else one by one under the same ids."""
         outcomes: list[Outcome] = []
-        for part in _parts(messages, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX):
+        for part in cut(messages, BATCH_MESSAGES_MAX, BATCH_BYTES_MAX):
             outcomes += await self._publish_part(part, timeout_s)
         return outcomes
 
@@ -311,8 +313,8 @@ class Publisher:
             except OutcomeUnknown as unknown:
                 if not all(message.may_repeat for message in part):
                     return [unknown] * len(part)
-            except (Conflict, Refused, Unavailable):
-                pass
+            except (Conflict, Refused, Unavailable, TypeError, AttributeError):
+                pass  # one by one each meets its own error
             else:
                 first = ack.sequence - len(part) + 1
                 sequences = range(first, ack.sequence + 1)
@@ -352,6 +354,10 @@ class Publisher:
             except Refused as error:
                 frames.append(b"")
                 refused.append((index, error))
+            except (TypeError, AttributeError, ValueError) as error:
+                frames.append(b"")
+                unknown = ContractViolation(f"the message cannot be written: {error}")
+                refused.append((index, wrong_message(message, Outgoing) or unknown))
         return frames, refused
 
     def _frame(self, message: Outgoing, number: int, extra: str = "") -> bytes:
@@ -577,21 +583,3 @@ class Publisher:
             done.set_result(outcome)
         else:
             done.set_exception(outcome)
-
-
-def _parts(
-    messages: Sequence[Outgoing], count_max: int = WINDOW_MESSAGES, bytes_max: int = WINDOW_BYTES
-) -> list[Sequence[Outgoing]]:
-    """Cut into runs of bounded count and bytes, in order."""
-    if len(messages) <= count_max and sum(len(message.payload) for message in messages) <= bytes_max:
-        return [messages] if messages else []
-    parts: list[Sequence[Outgoing]] = []
-    part: list[Outgoing] = []
-    size = 0
-    for message in messages:
-        if part and (len(part) >= count_max or size + len(message.payload) > bytes_max):
-            parts.append(part)
-            part, size = [], 0
-        part.append(message)
-        size += len(message.payload)
-    return [*parts, part] if part else parts

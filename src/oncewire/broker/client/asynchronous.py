@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 import httptools
 
 from oncewire._ground.contracts.broker import BrokerEnvelope, Delivery
-from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.errors import NotConnected, OutcomeUnknown, ProtocolViolation, TimedOut
 from oncewire.broker.client import calls
 from oncewire.broker.client.calls import Address, Call, Lease, Message, Result
@@ -149,7 +148,7 @@ class BrokerClient:
         self.owner = owner or f"py-{secrets.token_hex(6)}"
         self._timeout_s = timeout_s
         self._tls = tls or functools.cache(ssl.create_default_context)
-        self._headers = [("Authorization", f"Bearer {token}")] if token else []
+        self._headers = calls.headers_of(token)
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._streams: set[Connection] = set()
@@ -221,7 +220,7 @@ class BrokerClient:
         wanted: dict[str, Any] = {"topic": topic, "group": group, "owner": self.owner}
         if lease_ms is not None:
             wanted["lease_ms"] = lease_ms
-        call = Call("GET", "/v1/consume", ENCODE(wanted), calls.deliveries, True)
+        call = Call("GET", "/v1/consume", calls.body_of(wanted), calls.deliveries, True)
         connection = await self._connect()
         self._streams.add(connection)
         try:

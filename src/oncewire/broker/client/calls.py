@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from oncewire._ground.arguments import check_secret, check_text
 from oncewire._ground.contracts.broker import (
     BrokerEnvelope,
     Delivery,
@@ -25,6 +26,7 @@ from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.errors import (
     AuthenticationFailed,
     Conflict,
+    ContractViolation,
     InvalidSetting,
     NotConnected,
     NotFound,
@@ -115,8 +117,27 @@ def deliveries(body: bytes) -> list[Delivery]:
     return [decode_delivery(line) for line in body.splitlines() if line]
 
 
+def body_of(fields: dict[str, Any]) -> bytes:
+    """The body of a request, of texts and numbers that callers hand in."""
+    try:
+        return ENCODE(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ContractViolation(f"the call cannot be written as JSON: {error}") from None
+
+
+def _produced(message: Message) -> bytes:
+    try:
+        return encode_produce(message.body)
+    except (TypeError, UnicodeEncodeError) as error:
+        raise ContractViolation(f"the message cannot be written as JSON: {error}") from None
+
+
+def _quoted(name: str) -> str:
+    return quote(check_text("topic", "name", name), safe="")
+
+
 def create_topic(name: str, partitions: int) -> Call[TopicCreated]:
-    return Call("POST", "/v1/topics", ENCODE({"name": name, "partitions": partitions}), _CREATED.decode, True)
+    return Call("POST", "/v1/topics", body_of({"name": name, "partitions": partitions}), _CREATED.decode, True)
 
 
 def list_topics() -> Call[list[str]]:
@@ -124,11 +145,11 @@ def list_topics() -> Call[list[str]]:
 
 
 def show_topic(name: str) -> Call[TopicShown]:
-    return Call("GET", f"/v1/topics/{quote(name, safe='')}", b"", _SHOWN.decode, True)
+    return Call("GET", f"/v1/topics/{_quoted(name)}", b"", _SHOWN.decode, True)
 
 
 def delete_topic(name: str) -> Call[None]:
-    return Call("DELETE", f"/v1/topics/{quote(name, safe='')}", b"", _nothing, False)
+    return Call("DELETE", f"/v1/topics/{_quoted(name)}", b"", _nothing, False)
 
 
 def version() -> Call[dict[str, Any]]:
@@ -137,12 +158,12 @@ def version() -> Call[dict[str, Any]]:
 
 def produce(message: Message) -> Call[None]:
     is_repeatable = message.envelope.idempotency_key != ""
-    return Call("POST", "/v1/produce", encode_produce(message.body), _nothing, is_repeatable)
+    return Call("POST", "/v1/produce", _produced(message), _nothing, is_repeatable)
 
 
 def produce_many(messages: Iterable[Message]) -> Call[list[Result]]:
     messages = list(messages)
-    body = b"\n".join(encode_produce(message.body) for message in messages)
+    body = b"\n".join(_produced(message) for message in messages)
     is_repeatable = all(message.envelope.idempotency_key for message in messages)
     return Call("POST", "/v1/produce", body, _results, is_repeatable, NDJSON)
 
@@ -152,7 +173,7 @@ def take(topic: str, group: str, owner: str, most: int, wait_ms: int, lease_ms: 
     if lease_ms is not None:
         wanted["lease_ms"] = lease_ms
     # What a lost answer held is leased to nobody who knows of it, and comes again: asking again loses nothing.
-    return Call("GET", "/v1/consume", ENCODE(wanted), deliveries, True, wait_s=wait_ms / 1000)
+    return Call("GET", "/v1/consume", body_of(wanted), deliveries, True, wait_s=wait_ms / 1000)
 
 
 @dataclass(frozen=True)
@@ -166,13 +187,13 @@ class Lease:
     offset: int
 
     def settle(self, act: str, **more: Any) -> Call[None]:
-        return Call("POST", f"/v1/{act}", ENCODE(self._fields() | more), _nothing, act == "extend")
+        return Call("POST", f"/v1/{act}", body_of(self._fields() | more), _nothing, act == "extend")
 
     def idempotency(self, act: str, tenant_id: str, key: str, error: str = "") -> Call[IdempotencyStatus]:
         fields = self._fields() | {"tenant_id": tenant_id, "idempotency_key": key}
         if error:
             fields["error"] = error
-        return Call("POST", f"/v1/idempotency/{act}", ENCODE(fields), _STATUS.decode, True)
+        return Call("POST", f"/v1/idempotency/{act}", body_of(fields), _STATUS.decode, True)
 
     def _fields(self) -> dict[str, Any]:
         return {
@@ -182,7 +203,7 @@ class Lease:
 
 
 def settle_many(act: str, leases: Sequence[Lease]) -> Call[list[Result]]:
-    body = b"\n".join(ENCODE(lease._fields()) for lease in leases)
+    body = b"\n".join(body_of(lease._fields()) for lease in leases)
     return Call("POST", f"/v1/{act}", body, _results, act == "extend", NDJSON)
 
 
@@ -231,6 +252,7 @@ class Address:
 
 def address_of(url: str) -> Address:
     """The parts of `http://host:port` or `https://…`; a path before `/v1` is kept, for a proxy that has one."""
+    check_secret("BrokerClient", "url", url)
     parts = urlsplit(url)
     is_secure = parts.scheme == "https"
     try:
@@ -256,6 +278,13 @@ def not_connected(address: Address, error: OSError | TimeoutError) -> OncewireEr
             hint="Trust its authority: tls=lambda: ssl.create_default_context(cafile=…).",
         )
     return NotConnected(f"no broker at {address.authority}: {error}", hint="Start one: oncewire broker run.")
+
+
+def headers_of(token: str) -> list[tuple[str, str]]:
+    """What says who is asking. A line break would begin a header of its own."""
+    if not check_secret("BrokerClient", "token", token).isprintable():
+        raise ContractViolation("BrokerClient: token has a control character", field="token")
+    return [("Authorization", f"Bearer {token}")] if token else []
 
 
 def encode_call(address: Address, call: Call[Any], headers: Iterable[tuple[str, str]]) -> bytes:

@@ -38,7 +38,7 @@ class SyncBrokerClient:
         self.owner = owner or f"py-{secrets.token_hex(6)}"
         self._timeout_s = timeout_s
         self._tls = tls or functools.cache(ssl.create_default_context)
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = dict(calls.headers_of(token))
         self._connection: http.client.HTTPConnection | None = None
 
     def __enter__(self) -> SyncBrokerClient:

@@ -1,4 +1,4 @@
-"""What users hand to Agent, on, every, Effect: refused where it is handed over, by argument and value. Pure."""
+"""What users hand over as arguments: refused where it is handed over, with the argument and its value. Pure."""
 
 from __future__ import annotations
 
@@ -45,3 +45,11 @@ def check_text(call: str, name: str, value: object) -> str:
     except UnicodeEncodeError:
         raise wrong(call, name, value, "has a lone surrogate, which is no character") from None
     return str.__str__(value)
+
+
+def check_secret(call: str, name: str, value: object) -> str:
+    """Text that no error may show."""
+    try:
+        return check_text(call, name, value)
+    except ContractViolation:
+        raise ContractViolation(f"{call}: {name} is not text that can be sent", field=name) from None
