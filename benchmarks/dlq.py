@@ -102,7 +102,7 @@ class Bench:
             Outgoing(f"dlq.{stream}.x", BODY, f"dl.{stream}{at:036x}", told | {names.SEQUENCE: str(at + 1)})
             for at in range(count)
         ]
-        await self.client.publish_all(messages)
+        await self.client.publisher.publish_all(messages)
         return stream
 
     async def our_replay(self) -> float:

@@ -158,7 +158,9 @@ class Gateway:
         begun = time.perf_counter()
         for number in range(count):
             self._sequence += 1
-            await self._client.publish_many([self._message(conversation) for conversation in self.conversations])
+            await self._client.publish_many(
+                [self._message(conversation) for conversation in self.conversations], raw=True
+            )
             await asyncio.sleep(max(0.0, begun + (number + 1) * pause_s - time.perf_counter()))
 
     def _message(self, conversation: str) -> Outgoing:

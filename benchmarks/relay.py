@@ -200,7 +200,7 @@ class Bench:
                     WHERE o.status = 'pending' ORDER BY o.id LIMIT 25"""
             )
             for row in found:
-                await self.client.publish_one(Outgoing(f"chat.events.{row[1]}", row[2].encode()))
+                await self.client.publish_one(Outgoing(f"chat.events.{row[1]}", row[2].encode()), raw=True)
                 await connection.execute("SELECT mark_outbox_dispatched($1)", row[0])
             done += len(found)
         await connection.close()

@@ -55,7 +55,7 @@ async def make_letters(client: Client, count: int) -> str:
             Outgoing(f"dlq.{stream}.x", b"%d" % at, f"dl.{at:040x}", told | {names.SEQUENCE: str(at + 1)})
             for at in numbers
         ]
-        for outcome in await client.publish_all(part):
+        for outcome in await client.publisher.publish_all(part):
             assert not isinstance(outcome, Exception), outcome
     return stream
 

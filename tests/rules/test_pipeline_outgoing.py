@@ -74,6 +74,7 @@ def test_headers_may_be_a_map() -> None:
         ("subject", "a b", "not a subject"),
         ("subject", "a\r\nPUB x", "not a subject"),
         ("subject", "s" * 4001, "1 to 4000|longer than"),
+        ("subject", "dlq.billing.x", "dead-letter service"),
         ("payload", None, "payload is null"),
         ("msg_id", None, "msg_id is null"),
         ("msg_id", "", "msg_id has not"),

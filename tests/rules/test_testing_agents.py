@@ -216,6 +216,38 @@ def test_message_envelopes_go_as_they_are() -> None:
         assert t.send("sr.commands.loop.start", sent).outcome == "done"
         (effect,) = t.effects
         assert (effect.type, effect.payload) == ("LoopStarted", {"by": "user"})
+        assert effect.id == effect.envelope["idempotency_key"]
+        assert effect.envelope["message_id"].startswith("fx.")
+
+
+@pytest.mark.parametrize(
+    ("subject", "type_"),
+    [
+        ("evt.acme.demo.billing.charged", "billing.charged"),
+        ("sr.events.iteration", "iteration"),
+        ("sr.commands.oracle.run", "oracle.run"),
+        ("platform.billing.usage.metered", "usage.metered"),
+        ("storage.attachment.requested", "requested"),
+    ],
+)
+def test_an_effect_without_a_type_is_called_by_the_end_of_its_subject(subject: str, type_: str) -> None:
+    agent = Agent("named")
+    agent.on("go")(lambda ctx, payload: Effect(subject, {}))
+    with AgentTest(agent) as t:
+        t.send("go", {})
+        assert [type_] == [effect.type for effect in t.effects]
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1.0])
+def test_an_effect_that_would_be_a_dead_letter_is_given_up(delay_s: float) -> None:
+    agent = Agent("rogue")
+    agent.on("go")(lambda ctx, payload: Effect("dlq.billing.rogue", {}, delay_s=delay_s))
+    with AgentTest(agent) as t:
+        told = t.send("go", {})
+        assert told.outcome == "terminated"
+        assert "where only Oncewire itself writes" in told.error
+        t.advance(2)
+        assert t.effects == []
 
 
 def test_an_effect_to_nowhere_and_one_too_large_are_given_up_as_in_production() -> None:

@@ -47,7 +47,7 @@ def publish(server: NatsServer, messages: Sequence[Outgoing]) -> None:
     async def send() -> None:
         async with oncewire.connect(server.url) as client:
             for first in range(0, len(messages), 5_000):
-                for outcome in await client.publish_many(messages[first : first + 5_000]):
+                for outcome in await client.publish_many(messages[first : first + 5_000], raw=True):
                     assert not isinstance(outcome, Exception), outcome
 
     asyncio.run(send())

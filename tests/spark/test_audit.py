@@ -120,6 +120,19 @@ def test_copies_are_told_and_not_called_wrong(good: Verdict) -> None:
     assert 1 == good.counted("sequences", "in_gaps")
 
 
+def test_effects_on_sr_are_found_by_their_idempotency_keys(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(tmp_path)
+    agent = FakeAgent(lake, "biller")
+    agent.is_on_sr = True
+    agent.settle(agent.orders(3), effects=2)
+    agent.close()
+    lake.drop("sr-events", 2)
+    lake.derive()
+    found = audit(spark, lake.write())
+    assert 5 == found.counted("effects", "once")
+    assert ["missing"] == [one.problem for one in found.findings if one.check == "effects"]
+
+
 def test_a_verdict_is_kept(good: Verdict, tmp_path: Path) -> None:
     assert [] == last_verdicts(tmp_path)
     keep_verdict(tmp_path, good)

@@ -16,6 +16,7 @@ from oncewire._ground.contracts import blocks, ids, letters, subjects
 from oncewire._ground.contracts.blocks import Confirmed, Outcome
 from oncewire._ground.contracts.headers import MSG_ID
 from oncewire._ground.contracts.inputs import read_input
+from oncewire._ground.contracts.message import encode_message, new_message
 from oncewire._ground.errors import ContractViolation
 from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire._ground.ledger import rules
@@ -175,6 +176,8 @@ class FakeAgent:
         self.confirmed = Confirmed(0, {})
         self.announced: list[int] = []
         self.ordered = 0
+        self.is_on_sr = False
+        """Its effects are MessageEnvelopes on `sr.>`."""
 
     def orders(self, count: int) -> list[int]:
         """Inputs for this agent; where they stand."""
@@ -239,7 +242,15 @@ class FakeAgent:
         led = self.ledger
         named = [ids.effect_id(led.tenant, led.workspace, led.agent, entry.identity, at) for at in range(entry.effects)]
         order = entry.identity.rpartition("/")[2]
+        if self.is_on_sr:
+            return [self._message(one) for one in named]
         return [Sending(one, "evt.default.demo.bills.made", bill(one, order), None, EVENTS) for one in named]
+
+    def _message(self, id_: str) -> Sending:
+        sent = new_message(
+            "BillMade", {"for": id_}, message_id=id_, timestamp=BEGIN, actor_id="biller", actor_kind="AGENT"
+        )
+        return Sending(sent.idempotency_key, "sr.events.bill", encode_message(sent), None, "sr-events")
 
     def letter(self, sequence: int, cause: str = "BrokenOrder") -> int:
         """The dead letter of an input."""

@@ -72,7 +72,7 @@ async def window_passed(client: Client, subject: str) -> None:
     probe = unique("probe-")
 
     async def is_stored() -> bool:
-        return not (await client.publish(subject, b"{}", msg_id=probe)).is_duplicate
+        return not (await client.publish(subject, b"{}", msg_id=probe, raw=True)).is_duplicate
 
     assert await is_stored()
     await until_async(is_stored, "the end of the duplicate window")

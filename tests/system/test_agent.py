@@ -485,8 +485,9 @@ async def test_garbage_never_stops_an_agent(shared_server: NatsServer, tmp_path:
 
     async with prepared(shared_server.url) as client, run(agent, client, sqlite_in(tmp_path)) as runner:
         for body in GARBAGE:
-            await client.publish(command(agent, "go"), body)
-            await client.publish(command(agent, "go"), body, headers={"traceparent": "junk", "Oncewire-Replay-Ts": "x"})
+            await client.publish(command(agent, "go"), body, raw=True)
+            odd = {"traceparent": "junk", "Oncewire-Replay-Ts": "x"}
+            await client.publish(command(agent, "go"), body, headers=odd, raw=True)
         await send(client, command(agent, "go"), {"order": 1})
         await counted(runner, done=1, terminated=2 * len(GARBAGE))
     letters = await stored(shared_server.url, "DLQ_REQUESTS", f"dlq_requests.{agent.name}")

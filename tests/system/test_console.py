@@ -14,7 +14,7 @@ import pytest_asyncio
 from oncewire._ground.contracts import letters as names
 from oncewire._ground.errors import AuthenticationFailed
 from oncewire._ground.http import OPEN
-from oncewire._ground.jetstream import losses
+from oncewire._ground.jetstream import Outgoing, losses
 from oncewire._ground.jetstream.losses import Cause, Loss
 from oncewire._ground.settings import resolve
 from oncewire._ground.trust.keys import KeyFile
@@ -288,7 +288,7 @@ async def test_hostile_letters_are_listed_and_shown_within_bounds(console: Serve
     for name, body in HOSTILE.items():
         await kill_off(console.client, body, f"{name}: </script><b>{'z' * 2_000}")
     broken = {"Nats-Msg-Id": "foreign", names.CAUSE: "\udcff\udcfe", names.SEQUENCE: "９" * 30}
-    await console.client.publish("dlq.foreign", b"{", msg_id="foreign", headers=broken)
+    await console.client.publisher.publish(Outgoing("dlq.foreign", b"{", "foreign", broken))
     page = await console.ask("GET", "/api/letters?limit=200")
     assert 7 == len(page.json["letters"])
     assert len(page.body) < 100_000

@@ -100,7 +100,7 @@ async def test_the_subject_is_the_message_s_own_without_the_platform_s_prefix(
 ) -> None:
     stream = "BILLING" if subject.startswith("platform") else "MESHFORGE_EVENTS"
     name = unique("foreign")
-    ack = await client.publish(subject, b"{}", msg_id=name)
+    ack = await client.publish(subject, b"{}", msg_id=name, raw=True)
     await make_consumer(client, stream, name, ack_wait=50_000_000, max_deliver=1, filter_subject=subject)
     async with service(client):
         await given_up(client, stream, 1, name)

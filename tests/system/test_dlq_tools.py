@@ -21,7 +21,7 @@ import oncewire
 from oncewire._ground.contracts import headers as carried
 from oncewire._ground.contracts import ids
 from oncewire._ground.contracts import letters as names
-from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.jetstream import Client, Outgoing, losses
 from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire._ground.topology import ensure
 from oncewire.agent.effects import Terminate
@@ -419,7 +419,7 @@ async def test_what_somebody_else_wrote_to_dlq_is_shown_and_not_replayed(
     nats: NatsServer, client: Client, tool: Tool
 ) -> None:
     subject = f"dlq.{unique('stranger')}"
-    ack = await client.publish(subject, b"\xff\x00", headers={names.SEQUENCE: "x" * 50})
+    ack = await client.publisher.publish(Outgoing(subject, b"\xff\x00", headers={names.SEQUENCE: "x" * 50}))
     shown = await tool("show", str(ack.sequence))
     assert ("unknown", "\\xff\x00") == (shown["cause"], shown["body"])
     report = await tool("replay", str(ack.sequence), code=1)

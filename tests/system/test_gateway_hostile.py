@@ -260,7 +260,7 @@ async def test_a_body_that_is_no_envelope_reaches_nobody(client: Client, bystand
             message(conversation, 2).payload.replace(b"hello", b"\xff\xff"),
         ]
         for body in bodies:
-            await client.publish(f"chat.events.{conversation}", body)
+            await client.publish(f"chat.events.{conversation}", body, raw=True)
         await publish(client, conversation, 2, 2)
         assert [2] == await one.sequences(1)
 

@@ -19,7 +19,7 @@ import oncewire
 from oncewire._ground.contracts.letters import CAUSE, ERROR, SUBJECT
 from oncewire._ground.contracts.subjects import check_filter
 from oncewire._ground.errors import ContractViolation, OncewireError
-from oncewire._ground.jetstream import Client, losses
+from oncewire._ground.jetstream import Client, Outgoing, losses
 from oncewire._ground.jetstream.losses import Cause, Loss
 from oncewire._ground.settings import Settings
 from oncewire._ground.topology import ensure
@@ -267,7 +267,8 @@ def test_what_stands_in_a_letter_cannot_steer_the_terminal_of_who_looks_at_it(
     """A letter that a service wrote, and one that somebody else made up, to its headers."""
 
     async def make_up(client: Client) -> None:
-        await client.publish("dlq.made.up", b"x", headers={CAUSE: "a\u009b2Jb", ERROR: "c\u202ed", SUBJECT: "made.up"})
+        told = {CAUSE: "a\u009b2Jb", ERROR: "c\u202ed", SUBJECT: "made.up"}
+        await client.publisher.publish(Outgoing("dlq.made.up", b"x", headers=told))
 
     asking(letters, make_up)
     for words in (["show", "1"], ["show", "3"], ["ls"], ["ls", "--letters"], ["ls", "--letters", "--json"]):

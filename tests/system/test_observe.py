@@ -230,7 +230,7 @@ def settings_with(settings: Settings, **values: Any) -> Settings:
 
 async def some_work(client: Client, settings: Settings, agent: Any) -> None:
     await send(client, command(agent, "charge"), {"amount": 1})
-    await client.publish(command(agent, "charge"), b"no envelope")
+    await client.publish(command(agent, "charge"), b"no envelope", raw=True)
     await publish(client, "11111111-1111-4111-8111-111111111111", 1, 3)
     async with connected(settings.postgres_url) as database:
         await database.fetch(ENQUEUE, "22222222-2222-4222-8222-222222222222", "hello")

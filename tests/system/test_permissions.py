@@ -79,7 +79,7 @@ async def test_a_service_may_do_what_it_declares(place: Guarded, name: str) -> N
     async with place.connect(users.OPERATOR) as operator, place.connect(name) as client:
         assert [] == await topology.readiness(client, place.declared, name)
         for pattern in told.publishes:
-            assert (await client.publish(example(pattern), b"{}")).sequence
+            assert (await client.publisher.publish(Outgoing(example(pattern), b"{}"))).sequence
         await use_consumers(place, operator, client, name)
         for key in told.reads:
             await read(client, "BILLING" if key == EVERY else key)
@@ -94,7 +94,7 @@ async def test_a_service_may_do_what_it_declares(place: Guarded, name: str) -> N
 async def use_consumers(place: Guarded, operator: Client, client: Client, name: str) -> None:
     for consumer in place.declared.consumers:
         if name in consumer.services and not consumer.stream.startswith("DLQ_ADV"):
-            await operator.publish(example(consumer.filters[0]), b"{}")
+            await operator.publisher.publish(Outgoing(example(consumer.filters[0]), b"{}"))
             async with client.pull(consumer.stream, consumer.name, batch=1, ahead=1) as pull:
                 await pull.settle_confirmed(await within(pull.fetch(1)))
 
@@ -382,7 +382,7 @@ async def test_a_service_is_denied_what_is_not_its_own(place: Guarded, name: str
 
 async def refused(client: Client, subject: str) -> bool:
     try:
-        await client.call(subject, b"{}", timeout_s=10)
+        await client.requests.call(subject, b"{}", timeout_s=10)
     except PermissionDenied as error:
         return f'"{subject}"' in error.message
     except OncewireError:
@@ -429,7 +429,7 @@ async def test_the_operator_hears_no_answers_to_others(place: Guarded) -> None:
     async with place.connect(users.OPERATOR) as operator, place.connect("relay") as relay:
         operator.subscribe(">", note)
         await operator.connection.flush()
-        await relay.publish("chat.events.x", b"{}")
+        await relay.publish("chat.events.x", b"{}", raw=True)
         await relay.api("INFO")
         await until_async(lambda: operator_heard(operator, heard), "what the relay published")
     assert not [one for one in heard if one.startswith("_INBOX_relay")]
@@ -464,18 +464,18 @@ async def test_every_way_to_use_the_client_says_that_it_is_denied(place: Guarded
 
 
 async def attempt(client: Client, way: str) -> None:
-    two = [Outgoing("dlq.x", b"1", "1"), Outgoing("dlq.y", b"2", "2")]
+    two = [Outgoing("storage.x", b"1", "1"), Outgoing("storage.y", b"2", "2")]
     if way == "publish":
-        await client.publish("dlq.x", b"1")
+        await client.publish("storage.x", b"1", raw=True)
     elif way in ("many", "all"):
         send_all = client.publish_many if way == "many" else client.publish_all
-        outcomes = await send_all(two)
+        outcomes = await send_all(two, raw=True)
         assert all(isinstance(one, PermissionDenied) for one in outcomes)
         raise outcomes[0]  # type: ignore[misc]
     elif way == "atomic":
-        await client.publish_atomic(two)
+        await client.publish_atomic(two, raw=True)
     elif way == "fast":
-        await client.publish_fast(two)
+        await client.publish_fast(two, raw=True)
     elif way == "get":
         await client.get("BILLING", 1)
     elif way == "batch":

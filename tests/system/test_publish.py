@@ -28,7 +28,7 @@ def test_a_repeat_under_the_same_id_says_that_it_stands_there_already(ready: Nat
 
 
 def test_json_tells_machines_where_it_stands(ready: NatsServer, tmp_path: Path) -> None:
-    told = command("publish", "evt.default.demo.x.y", "{}", "--json", cwd=tmp_path, NATS_URL=ready.url)
+    told = command("publish", "evt.default.demo.x.y", "{}", "--raw", "--json", cwd=tmp_path, NATS_URL=ready.url)
     assert {"stream": "MESHFORGE_EVENTS", "sequence": 1, "duplicate": False} == json.loads(told.stdout)
 
 
@@ -39,7 +39,7 @@ def test_json_tells_machines_where_it_stands(ready: NatsServer, tmp_path: Path) 
         (("evt.*", "{}"), "wildcard"),
         (("evt.a b", "{}"), "not a subject"),
         (("evt.default.demo.x", "{}", "--header", "broken"), "NAME=VALUE"),
-        (("evt.default.demo.x", "{}", "--header", "a=b\r\nc: d"), "line break"),
+        (("evt.default.demo.x", '{"type": "x", "payload": {}}', "--header", "a=b\r\nc: d"), "line break"),
         (("sr.queries.loop", "{}"), "is for requests"),
     ],
 )

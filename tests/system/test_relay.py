@@ -62,7 +62,7 @@ class Place:
     async def lifecycle(self, conversation_id: uuid.UUID, sequence: int = 0) -> None:
         """What a model server publishes on the same subject."""
         body = json.dumps({"sequence": sequence, "event": {"type": "chat.stream.lifecycle", "status": "started"}})
-        await self.client.publish(f"chat.events.{conversation_id}", body.encode())
+        await self.client.publish(f"chat.events.{conversation_id}", body.encode(), raw=True)
 
     async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return [tuple(record) for record in await self.connection.fetch(statement, *values)]
@@ -515,7 +515,7 @@ async def test_foreign_messages_are_never_taken_for_a_row(place: Place) -> None:
     await place.enqueue(one, "a")
     ((epoch,),) = await place.rows("SELECT epoch FROM conversations")
     headers = {"Oncewire-Epoch": epoch, "Oncewire-Sequence": "1", "Oncewire-Dedupe-Id": "other", "Oncewire-Tenant": ""}
-    await place.client.publish_one(Outgoing(f"chat.events.{one}", b"{}", headers=headers))
+    await place.client.publish_one(Outgoing(f"chat.events.{one}", b"{}", headers=headers), raw=True)
     await place.relayed()
     assert [sequence for sequence, _ in await place.contents(one)] == [0, 2]
 

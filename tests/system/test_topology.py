@@ -307,9 +307,9 @@ async def test_a_stream_that_is_nearly_full_is_a_warning(client: oncewire.Client
         consumers=(),
     )
     await apply(client, small)
-    await client.publish("platform.billing.x", b"x" * 7_500)
+    await client.publish("platform.billing.x", b"x" * 7_500, raw=True)
     assert await readiness(client, small) == []
-    await client.publish("platform.billing.x", b"x" * 1_000)
+    await client.publish("platform.billing.x", b"x" * 1_000, raw=True)
     (problem,) = await readiness(client, small)
     assert (problem.trouble, is_ready([problem])) == (Trouble.FILLING, True)
     assert "8" in problem.text

@@ -72,7 +72,7 @@ async def remake_consumer(client: oncewire.Client, **drift: Any) -> None:
 async def deliver(client: oncewire.Client, count: int) -> None:
     """Publish and take some, so that there are messages and a position to lose."""
     for at in range(count):
-        await client.publish(SUBJECT, b"%d" % at)
+        await client.publish(SUBJECT, b"%d" % at, raw=True)
     async with client.pull(STREAM, DURABLE) as pull:
         taken = 0
         while taken < count:
@@ -272,7 +272,7 @@ async def test_a_limit_that_would_drop_messages_is_refused_until_it_is_accepted(
 ) -> None:
     await drift_stream(client, max_bytes=-1)
     for _ in range(10):
-        await client.publish(SUBJECT, b"x" * 1_000)
+        await client.publish(SUBJECT, b"x" * 1_000, raw=True)
     small = replace(topology, streams=(replace(topology.streams[0], max_bytes=5_000),))
     step = only(await apply(client, small))
     assert (step.flag, step.cost) == (f"--accept {STREAM_ITEM}", "drops messages beyond 5000 B")
@@ -359,6 +359,6 @@ async def test_a_stream_that_somebody_made_anew_since_the_plan_is_not_deleted(
     await drift_stream(client, deny_purge=True)
     stale = only(await compare(client, topology))
     await apply(client, topology, recreate=frozenset({STREAM_ITEM}))
-    await client.publish(SUBJECT, b"new")
+    await client.publish(SUBJECT, b"new", raw=True)
     assert not await _is_done(client, stale)
     assert await messages(client) == 1

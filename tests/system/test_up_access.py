@@ -17,7 +17,7 @@ from oncewire import BrokerClient
 from oncewire._ground import users
 from oncewire._ground.contracts.broker import BrokerEnvelope
 from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
-from oncewire._ground.jetstream import connect
+from oncewire._ground.jetstream import Outgoing, connect
 from oncewire._ground.jetstream.nkeys import ensure_key
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.trust.keys import KeyFile
@@ -42,7 +42,7 @@ async def test_nobody_gets_in_without_a_key(closed: Up) -> None:
     with pytest.raises(AuthenticationFailed):
         await connect(closed.url("nats")).open()
     async with connect(closed.url("nats"), nkey=key(closed, users.DEVELOPER)) as client:
-        assert (await client.publish("evt.default.demo.a", b"{}")).sequence
+        assert (await client.publish("evt.default.demo.a", b"{}", raw=True)).sequence
 
 
 async def test_the_broker_serves_as_its_own_user(closed: Up) -> None:
@@ -169,11 +169,11 @@ async def _look_around(up: Up) -> None:
 
     async with connect(up.url("nats")) as client:
         client.subscribe(">", note)
-        assert (await client.publish("evt.default.demo.a", b"{}")).sequence
+        assert (await client.publish("evt.default.demo.a", b"{}", raw=True)).sequence
         with pytest.raises(PermissionDenied, match=r"dlq\.x"):
-            await client.publish("dlq.x", b"{}")
+            await client.publisher.publish(Outgoing("dlq.x", b"{}"))
         async with connect(up.url("nats"), nkey=key(up, "dlq"), inbox_prefix=users.inbox_prefix("dlq")) as dlq:
-            await dlq.publish("dlq.x", b"{}")
+            await dlq.publisher.publish(Outgoing("dlq.x", b"{}"))
         await client.connection.flush()
     assert {"evt.default.demo.a", "dlq.x"} <= set(heard)
     assert not [one for one in heard if one.startswith("_INBOX_")]

@@ -41,9 +41,10 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,128}")
 class Effect(msgspec.Struct, frozen=True):
     """A message that follows from handling an input. Return one, a list of them, or None.
 
-    On `evt.`, `cmd.`, `sr.` and the platform's subjects the payload is put into the envelope of that subject; `type`
-    defaults to the last part of the subject. Elsewhere the payload goes out as JSON, bytes as they are. `headers` are
-    sent with it; those that begin with `Nats-` are the server's and refused.
+    On `evt.`, `cmd.`, `sr.` and the platform's subjects the payload is put into the envelope of that subject. `type`
+    defaults to the subject without what says where it belongs: `billing.charged` on `evt.acme.demo.billing.charged`,
+    `iteration` on `sr.events.iteration`. Elsewhere the payload goes out as JSON, bytes as they are. `headers` are sent
+    with it; those that begin with `Nats-` are the server's and refused.
     """
 
     subject: str
@@ -249,11 +250,13 @@ def _compiled(ledger: Ledger, plain: list[Plain]) -> list[Sending] | None:
 
 
 def sending_of(effect: Effect, ledger: Ledger, cause: Input, index: int, stream: str) -> Sending:
-    """The message of any effect, under its stable id."""
+    """The message of any effect, under its stable id: on `sr.>` that is its idempotency key."""
     id_ = ids.effect_id(ledger.tenant, ledger.workspace, ledger.agent, cause.identity, index)
     own_headers = dict(effect.headers) if effect.headers else None
     trace = f"00-{cause.envelope.trace_id}-{_span(id_)}-01"
-    return Sending(id_, effect.subject, _body(effect, ledger, cause.envelope, id_), own_headers, stream, trace)
+    body, key = _written(effect, ledger, cause.envelope, id_)
+    msg_id = key if effect.subject.startswith("sr.") else id_
+    return Sending(msg_id, effect.subject, body, own_headers, stream, trace)
 
 
 def delayed_of(effect: Effect, sending: Sending, now_ms: int) -> Delayed:
@@ -270,7 +273,8 @@ def _carried_on(subject: str, tenant: str, workspace: str) -> tuple[Family | Non
     found = catalog.family(subject)
     if found is Family.RUNTIME:
         return found, subjects.parse(subject)
-    return found, subjects.Address("", tenant, workspace, (subject,))
+    tokens = subject.split(".")
+    return found, subjects.Address("", tenant, workspace, tuple(tokens[2:] or tokens[-1:]))
 
 
 @lru_cache(maxsize=4096)
@@ -290,13 +294,15 @@ def frame_of(ledger: Ledger, subject: str, type_: str) -> runtime.Frame | None:
     )
 
 
-def _body(effect: Effect, ledger: Ledger, input_: RuntimeEnvelope, id_: str) -> bytes:
+def _written(effect: Effect, ledger: Ledger, input_: RuntimeEnvelope, id_: str) -> tuple[bytes, str]:
+    """The body, and its idempotency key."""
     found, address = _carried_on(effect.subject, ledger.tenant, ledger.workspace)
     if found is Family.RUNTIME:
-        return runtime.encode_runtime(_envelope(effect, ledger.agent, input_, id_, address))
+        return runtime.encode_runtime(_envelope(effect, ledger.agent, input_, id_, address)), id_
     if found is Family.MESSAGE:
-        return encode_message(inputs.as_message(_envelope(effect, ledger.agent, input_, id_, address)))
-    return _json(effect.payload)
+        sent = inputs.as_message(_envelope(effect, ledger.agent, input_, id_, address))
+        return encode_message(sent), sent.idempotency_key
+    return _json(effect.payload), id_
 
 
 def _envelope(

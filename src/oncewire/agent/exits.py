@@ -53,16 +53,16 @@ class Exit:
 
     async def _send(self, messages: Sequence[Outgoing], *, is_atomic: bool) -> list[Outcome]:
         ways, began = self._ways, time.monotonic()
-        outcomes = await (self._client.publish_all(messages) if is_atomic else self._ingest(messages))
+        outcomes = await (self._client.publish_all(messages, raw=True) if is_atomic else self._ingest(messages))
         if all(isinstance(outcome, PubAck) for outcome in distinct(outcomes)):
             ways.learn(len(messages), (time.monotonic() - began) * 1e6, is_atomic=is_atomic)
         return outcomes
 
     async def _ingest(self, messages: Sequence[Outgoing]) -> list[Outcome]:
         try:
-            ingested = await self._client.publish_fast(messages)
+            ingested = await self._client.publish_fast(messages, raw=True)
         except Refused:  # one of them can never be published: who asks for each is told which
-            return await self._client.publish_all(messages)
+            return await self._client.publish_all(messages, raw=True)
         except OncewireError as error:
             return [error] * len(messages)
         return [PubAck(ingested.stream, ingested.sequence)] * len(messages)

@@ -21,6 +21,7 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from oncewire._ground.contracts import blocks, subjects
@@ -190,9 +191,9 @@ class Outflow:
 
     def _way_of(self, stream: str, count: int) -> Callable[[Sequence[Outgoing]], Awaitable[list[Outcome]]]:
         if count < MANY:
-            return self._client.publish_many
+            return partial(self._client.publish_many, raw=True)
         way = self._targets.exit_of(stream)
-        return way.publish if way is not None else self._client.publish_all
+        return way.publish if way is not None else partial(self._client.publish_all, raw=True)
 
     def marks(self, block: int, everything: Sequence[Sending], outcomes: dict[int, Any]) -> tuple[list[Mark], str]:
         """Confirmed effects as ranges of one stream each, and the first error."""
@@ -225,7 +226,7 @@ class Outflow:
         stored = await self._find([everything[index] for index in doubtful], block.content.targets)
         outcomes: dict[int, Any] = {at: stored[everything[at].id] for at in doubtful if everything[at].id in stored}
         rest = [index for index in open_ if index not in outcomes]
-        acks = await self._client.publish_many(outgoing([everything[index] for index in rest]))
+        acks = await self._client.publish_many(outgoing([everything[index] for index in rest]), raw=True)
         marks, error = self.marks(block.number, everything, outcomes | dict(zip(rest, acks, strict=True)))
         if not error:
             self._sent_at.pop(block.number, None)

@@ -18,11 +18,18 @@ PAYLOAD_BYTES_MAX = 64 * 1024 * 1024
 @click.argument("subject")
 @click.argument("payload")
 @click.option("--id", "msg_id", default="", help="A repeat under this id within the duplicate window is not stored.")
+@click.option("--raw", is_flag=True, help="As it is: not checked, and under no id but --id.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header of your own (repeatable).")
 @face.setting_options("data", "nats_url")
 @face.command
-def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+def publish(
+    *, subject: str, payload: str, msg_id: str, raw: bool, headers: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
     """Publish one message to a stream and print its sequence. PAYLOAD is the body, or - for standard input.
+
+    On evt., cmd., sr. and the platform's subjects the body must be the envelope of that subject. It
+    goes out under an id made of its idempotency key: a repeat within the duplicate window is not
+    stored.
 
     \b
     Examples:
@@ -35,7 +42,8 @@ def publish(*, subject: str, payload: str, msg_id: str, headers: tuple[str, ...]
 
     async def send() -> None:
         async with Client(options_from(chosen, name="oncewire publish")) as client:
-            stored.append(await client.publish(subject, body, msg_id=msg_id, headers=_headers(headers) or None))
+            named = _headers(headers) or None
+            stored.append(await client.publish(subject, body, msg_id=msg_id, headers=named, raw=raw))
 
     face.run(send())
     (ack,) = stored

@@ -24,7 +24,7 @@ from oncewire._ground.contracts import headers as carried
 from oncewire._ground.contracts import ids
 from oncewire._ground.contracts import letters as names
 from oncewire._ground.errors import NotFound, OncewireError, Refused, Unavailable
-from oncewire._ground.jetstream import Client, PubAck
+from oncewire._ground.jetstream import Client, Outgoing, PubAck
 from oncewire.dlq import rules
 from oncewire.dlq.letters import Filter, Found, read_letters
 from oncewire.dlq.republish import BATCH_MAX, Copy, OnStep, Republisher
@@ -306,5 +306,5 @@ async def inject(client: Client, subject: str, body: bytes, consumer: str, cause
     letter = rules.letter_of(failure, original, 0, now_ns // 1_000_000, limits)
     id_ = ids.letter_id(ids.Origin(failure.stream, 0, 0, now_ns), hashlib.sha256(body).hexdigest())
     headers = letter.headers | {names.INJECTED: "1"}
-    await client.publish(letter.subject, body, msg_id=id_, headers=headers)
+    await client.publisher.publish(Outgoing(letter.subject, body, id_, headers))
     return id_

@@ -131,7 +131,7 @@ class Republisher:
             Outgoing(subjects.dlq_replay(one.letter), rules.pack_record(one), expected_last_subject_sequence=revision)
             for one, revision in zip(records, revisions, strict=True)
         ]
-        return list(await self._client.publish_all(messages))
+        return list(await self._client.publish_all(messages, raw=True))
 
     async def _record(
         self,

@@ -244,7 +244,9 @@ class Service:
         if not messages:
             return
         began_ns = time.time_ns()
-        for (at, letter), outcome in zip(batch.letters.items(), await self.client.publish_all(messages), strict=True):
+        for (at, letter), outcome in zip(
+            batch.letters.items(), await self.client.publisher.publish_all(messages), strict=True
+        ):
             if not isinstance(outcome, PubAck):
                 batch.failed[at] = str(outcome)
                 self._tell("letters", outcome)

@@ -151,7 +151,7 @@ class Acks:
             )
             for key, acked in going
         ]
-        outcomes = await self._client.publish_many(messages)
+        outcomes = await self._client.publish_many(messages, raw=True)
         errors = []
         for (key, acked), outcome in zip(going, outcomes, strict=True):
             self._kept.pop(key)

@@ -152,7 +152,7 @@ class Presences:
         if not going:
             return
         try:
-            await self._client.publish_many(going)
+            await self._client.publish_many(going, raw=True)
         except OncewireError as error:
             log.warning("%d changes of presence were not published: %s", len(going), error.message)
 

@@ -237,7 +237,7 @@ class Stream:
         deadline = time.monotonic() + PUBLISH_S_MAX
         while True:
             try:
-                await self._client.publish(subject, body, msg_id=id_, headers=self._headers)
+                await self._client.publish(subject, body, msg_id=id_, headers=self._headers, raw=True)
             except Unavailable:
                 if time.monotonic() > deadline:
                     raise

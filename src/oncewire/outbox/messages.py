@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from oncewire._ground.contracts.headers import MSG_ID, TRACEPARENT
 from oncewire._ground.contracts.message import decode_message
+from oncewire._ground.contracts.publishing import refuse_reserved
 from oncewire._ground.contracts.subjects import check_subject
 from oncewire._ground.database.postgres import queries
 from oncewire._ground.errors import NotFound, OncewireError, Refused, Unavailable
@@ -118,7 +119,7 @@ class Messages:
         if time.monotonic() > leased_until - 2 * PUBLISH_S_MAX:
             raise Unavailable("this relay was held up for so long that others may have its messages by now")
         began_ns = time.time_ns()
-        outcomes = await self._client.publish_all([_outgoing(one) for one in rows], PUBLISH_S_MAX)
+        outcomes = await self._client.publish_all([_outgoing(one) for one in rows], PUBLISH_S_MAX, raw=True)
         if self._tracer is not None:
             traces.tell_messages(self._tracer, rows, outcomes, began_ns)
         self._on_step("messages_published")
@@ -208,6 +209,7 @@ def flaw_of(one: Waiting) -> str:
     """Why a row can never be published, '' when it can. Enqueue refuses such rows; an INSERT of one's own does not."""
     try:
         check_subject(one.subject)
+        refuse_reserved(one.subject)
         decode_message(one.body.encode())
     except Refused as wrong:
         return wrong.message

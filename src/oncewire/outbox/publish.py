@@ -121,7 +121,7 @@ class Publishing:
             return given
         self._on_step("publishing")
         began = time.monotonic()
-        ack = await self._client.publish_atomic(messages, PUBLISH_S_MAX)
+        ack = await self._client.publish_atomic(messages, PUBLISH_S_MAX, raw=True)
         self._pace.learn(len(messages), (time.monotonic() - began) * 1e6, is_batch=True)
         place = ack.sequence - len(messages)
         found = []
@@ -164,7 +164,7 @@ class Publishing:
         self._on_step("publishing")
         began = time.monotonic()
         try:
-            outcomes = await self._client.publish_many(messages, PUBLISH_S_MAX)
+            outcomes = await self._client.publish_many(messages, PUBLISH_S_MAX, raw=True)
             self._pace.learn(len(messages), (time.monotonic() - began) * 1e6, is_batch=False)
         except Unavailable as away:
             outcomes = [away] * len(messages)

@@ -149,6 +149,7 @@ def _subjects(column: Any, first_row: int) -> Any:
             raise ContractViolation(
                 f"row {first_row + int(at)} of the partition cannot be published: {error}", hint=error.hint
             ) from None
+    _refuse(first_row, pc.starts_with(text, "dlq."), "dlq.> is the dead-letter service's alone to write")
     too_long = np.asarray(pc.binary_length(text)) > protocol.SUBJECT_BYTES_MAX
     _refuse(first_row, too_long, f"its subject is longer than {protocol.SUBJECT_BYTES_MAX} bytes")
     return as_binary(text)

@@ -7,6 +7,7 @@
     message     MessageEnvelope 1.0          runtime    the runtime envelope and its filling-in
     realtime    realtime envelope 2024-12-01 broker     the broker's bodies
     inputs      one shape for handlers, with identity and digest
+    publishing  what may be published where, and under which id
     ids         identities, digests, message ids
     trace       W3C trace context            headers    names of headers
     schemas     the contracts as JSON Schemas           evolution  when a change needs a new version

@@ -127,9 +127,14 @@ CATALOG: tuple[Entry, ...] = (
 )
 
 
+_BY_FIRST_TOKEN: dict[str, list[Entry]] = {}
+for _entry in CATALOG:
+    _BY_FIRST_TOKEN.setdefault(_entry.pattern.partition(".")[0], []).append(_entry)
+
+
 def family(subject: str) -> Family | None:
     """Which envelope a message on `subject` carries, None for a subject that no contract names."""
-    for entry in CATALOG:
+    for entry in _BY_FIRST_TOKEN.get(subject.partition(".")[0], ()):
         if subjects.matches(subject, entry.pattern):
             return entry.family
     return None

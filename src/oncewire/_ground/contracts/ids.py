@@ -41,14 +41,21 @@ def _array(*parts: str | int) -> bytes:
 
 
 def _text(value: str | tuple[str | int, ...]) -> bytes:
-    return _texts([value])[0]
+    try:
+        return _TEXT(value)
+    except UnicodeEncodeError:
+        raise _surrogate(value) from None
 
 
 def _texts(values: list[Any]) -> list[bytes]:
     try:
         return _TEXT_LINES(values).splitlines()
     except UnicodeEncodeError:
-        raise ContractViolation(f"a part of an id has a lone surrogate: {values!r}") from None
+        raise _surrogate(values) from None
+
+
+def _surrogate(value: object) -> ContractViolation:
+    return ContractViolation(f"a part of an id has a lone surrogate: {value!r}")
 
 
 def joined(kind: str, *parts: str | int) -> str:
@@ -84,6 +91,16 @@ def input_id(tenant: str, workspace: str, subject: str, idempotency_key: str, di
     return _hashed("in", tenant, workspace, subject, idempotency_key, digest.hex())
 
 
+def input_ids(
+    tenant: str, workspace: str, subject: str, idempotency_keys: Sequence[str], digests: Sequence[bytes]
+) -> list[str]:
+    """The same for many messages on one subject."""
+    begin = _array("in", tenant, workspace, subject)[:-1].decode()
+    keys, contents = _texts(list(idempotency_keys)), [digest.hex() for digest in digests]
+    hashed = hashes.sha256_all(begin, (b",", keys, b',"', contents, b'"]'))
+    return ["in." + one[: _HEX_CHARS // 2].hex() for one in hashed]
+
+
 def letter_id(origin: Origin, consumer: str) -> str:
     """`Nats-Msg-Id` of the one dead letter that a message can have for a consumer."""
     return _hashed("dl", *origin, consumer)
@@ -101,7 +118,7 @@ def origin_id(origin: Origin) -> str:
 
 def content_digest(message_type: str, canonical_payload: bytes) -> bytes:
     """SHA-256 over the canonical form of type and payload: whether two messages say the same."""
-    return content_digests([message_type], [canonical_payload])[0]
+    return hashlib.sha256(b'{"payload":%b%b' % (canonical_payload, _type_ending(message_type))).digest()
 
 
 def content_digests(types: Sequence[str], canonical_payloads: Sequence[bytes]) -> list[bytes]:

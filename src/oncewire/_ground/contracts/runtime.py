@@ -372,6 +372,17 @@ def _filled_trace(wire: RuntimeOnWire, carried: headers.Headers, id_: str) -> tr
     return context or trace.begun_by(id_)
 
 
+def check_named(envelope: RuntimeEnvelope | RuntimeOnWire, subject: str) -> subjects.Address:
+    """Where a message on `subject` leads. ContractViolation for one that names another tenant or workspace, or that has
+    ids which cannot travel in headers."""
+    address = subjects.parse(subject)
+    _same(envelope.tenant, address.tenant, "tenant")
+    _same(envelope.workspace, address.workspace, "workspace")
+    check_printable(NAME, "id", envelope.id or "")
+    check_printable(NAME, "idempotency_key", envelope.idempotency_key or "")
+    return address
+
+
 def _same(sent: str | UnsetType | None, expected: str, field: str) -> str:
     if sent and sent != expected:
         raise ContractViolation(f"{NAME}: {field}: is {sent!r}, but the subject says {expected!r}", field=field)

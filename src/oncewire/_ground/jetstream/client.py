@@ -11,17 +11,17 @@ import contextlib
 import logging
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from oncewire._ground import settings, tracing
 from oncewire._ground.arguments import check_secret, check_text, wrong
-from oncewire._ground.contracts import ids
-from oncewire._ground.contracts.canonical import canonical, has_no_number
-from oncewire._ground.contracts.headers import TRACEPARENT
+from oncewire._ground.contracts import publishing
+from oncewire._ground.contracts.canonical import has_no_number
+from oncewire._ground.contracts.headers import MSG_ID, TRACEPARENT
 from oncewire._ground.contracts.message import MessageEnvelope, decode_message, encode_message
 from oncewire._ground.contracts.runtime import RuntimeEnvelope, encode_runtime
 from oncewire._ground.contracts.subjects import overlaps
@@ -145,52 +145,62 @@ class Client:
         expected_last_sequence: int | None = None,
         expected_last_subject_sequence: int | None = None,
         timeout_s: float = PUBLISH_TIMEOUT_S,
+        raw: bool = False,
     ) -> PubAck:
         """Publish to a stream; return when it is stored.
 
         With `msg_id` a repeat within the stream's duplicate window is dropped by the server, so it is also safe to
-        call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON. An envelope
-        brings its own id: MessageEnvelope its idempotency key, RuntimeEnvelope a hash of key, type and payload.
-        In a span of OpenTelemetry the message continues its trace.
+        call again after OutcomeUnknown. Bytes go out as they are; a mapping or Struct goes out as JSON. In a span of
+        OpenTelemetry the message continues its trace.
+
+        On a subject of the contracts the message is checked as its readers check it, and brings its own id: on `sr.`
+        and the platform's subjects its idempotency key, on `evt.` and `cmd.` a hash of key, type and payload. `raw`
+        turns both off.
         """
+        _refuse_reserved((check_text("publish", "subject", subject),))
+        body = encode_payload(payload)
         outgoing = Outgoing(
             subject,
-            encode_payload(payload),
-            msg_id or id_of(subject, payload),
+            body,
+            _agreed(subject, msg_id, headers, _own_id(subject, payload, body, raw=raw)),
             headers,
             expected_last_sequence=expected_last_sequence,
             expected_last_subject_sequence=expected_last_subject_sequence,
             traceparent=_continued(payload, headers),
         )
-        return await self.publish_one(outgoing, timeout_s)
+        return await self.publisher.publish(outgoing, timeout_s)
 
-    async def publish_one(self, message: Outgoing, timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
-        _refuse_queries([check_text("publish", "subject", message.subject)])
-        return await self.publisher.publish(message, timeout_s)
+    async def publish_one(
+        self, message: Outgoing, timeout_s: float = PUBLISH_TIMEOUT_S, *, raw: bool = False
+    ) -> PubAck:
+        (checked,) = _all_checked([message], raw=raw)
+        return await self.publisher.publish(checked, timeout_s)
 
-    async def publish_many(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
+    async def publish_many(
+        self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S, *, raw: bool = False
+    ) -> list[Outcome]:
         """Publish in pipelined windows; one outcome per message, in order: a PubAck, or the error it met."""
-        refused = _refusals(messages)
-        if not refused:
-            return await self.publisher.publish_many(messages, timeout_s)
-        rest = [message for index, message in enumerate(messages) if index not in refused]
-        outcomes = iter(await self.publisher.publish_many(rest, timeout_s))
-        return [refused[index] if index in refused else next(outcomes) for index in range(len(messages))]
+        checked = _checked(messages, raw=raw)
+        return checked.outcomes(await self.publisher.publish_many(checked.messages, timeout_s))
 
-    async def publish_atomic(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> PubAck:
+    async def publish_atomic(
+        self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S, *, raw: bool = False
+    ) -> PubAck:
         """All or nothing, into one stream that allows it. See `Publisher.publish_atomic`."""
-        _refuse_queries(columns(messages, Outgoing, "subject")[0])
-        return await self.publisher.publish_atomic(messages, timeout_s)
+        return await self.publisher.publish_atomic(_all_checked(messages, raw=raw), timeout_s)
 
-    async def publish_all(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> list[Outcome]:
+    async def publish_all(
+        self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S, *, raw: bool = False
+    ) -> list[Outcome]:
         """Atomic batches where the server takes them, single publishes under the same ids where it does not."""
-        _refuse_queries(columns(messages, Outgoing, "subject")[0])
-        return await self.publisher.publish_all(messages, timeout_s)
+        checked = _checked(messages, raw=raw)
+        return checked.outcomes(await self.publisher.publish_all(checked.messages, timeout_s))
 
-    async def publish_fast(self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S) -> Ingested:
+    async def publish_fast(
+        self, messages: Sequence[Outgoing], timeout_s: float = PUBLISH_TIMEOUT_S, *, raw: bool = False
+    ) -> Ingested:
         """Fast ingest where the server has it, pipelined publishes where it does not; all stored when it returns."""
-        _refuse_queries(columns(messages, Outgoing, "subject")[0])
-        return await publish_fast(self.publisher, messages, timeout_s)
+        return await publish_fast(self.publisher, _all_checked(messages, raw=raw), timeout_s)
 
     @property
     def publisher(self) -> Publisher:
@@ -293,6 +303,7 @@ class Client:
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Message:
         """One request in bytes, one reply. NoResponders at once when nobody listens."""
+        publishing.refuse_reserved(subject)
         header = protocol.encode_headers(headers) if headers else b""
         return await self.requests.call(subject, payload, header=header, timeout_s=timeout_s)
 
@@ -398,14 +409,74 @@ def encode_payload(payload: Payload) -> bytes:
     return written
 
 
-def id_of(subject: str, payload: Payload) -> str:
-    """The id under which an envelope is published, '' for everything else."""
-    if isinstance(payload, MessageEnvelope):
-        return payload.idempotency_key
-    if isinstance(payload, RuntimeEnvelope):
-        digest = ids.content_digest(payload.type, canonical(payload.payload))
-        return ids.input_id(payload.tenant, payload.workspace, subject, payload.idempotency_key, digest)
-    return ""
+def _own_id(subject: str, payload: Payload, body: bytes, *, raw: bool) -> str:
+    """The id that a message brings. What its readers would refuse is refused here, unless it is raw."""
+    protocol.encode_subject(subject)
+    if isinstance(payload, MessageEnvelope | RuntimeEnvelope):
+        return publishing.id_of(subject, payload) if raw else publishing.envelope_id(subject, payload, body)
+    return "" if raw or not publishing.has_contract(subject) else publishing.message_id(subject, body)
+
+
+def _agreed(subject: str, msg_id: str, headers: Mapping[str, str] | None, own: str) -> str:
+    """The id under which a message goes out: the caller's, else its own. On `sr.>` there is no choice."""
+    passed = msg_id or (headers.get(MSG_ID, "") if isinstance(headers, Mapping) else "")
+    if passed and own and passed != own and subject.startswith("sr."):
+        raise ContractViolation(
+            f"{subject}: the id of a message is its idempotency key there, not {passed[:80]!r}",
+            field="msg_id",
+            hint="Leave msg_id away, or publish it raw.",
+        )
+    return passed or own
+
+
+class _Checked(NamedTuple):
+    """Messages under their ids, and by place those that break the contract of their subject."""
+
+    messages: Sequence[Outgoing]
+    wrong: dict[int, Refused]
+
+    def outcomes(self, found: list[Outcome]) -> list[Outcome]:
+        """Of all that were to be published."""
+        if not self.wrong:
+            return found
+        rest = iter(found)
+        return [self.wrong.get(at) or next(rest) for at in range(len(found) + len(self.wrong))]
+
+
+def _checked(messages: Sequence[Outgoing], *, raw: bool) -> _Checked:
+    wrong = _refusals(messages)
+    if wrong:
+        subjects = ["" if at in wrong else message.subject for at, message in enumerate(messages)]
+    else:
+        (subjects,) = columns(messages, Outgoing, "subject")
+    contracted = set() if raw else set(filter(publishing.has_contract, dict.fromkeys(subjects)))
+    if not contracted:
+        return _Checked([one for at, one in enumerate(messages) if at not in wrong] if wrong else messages, wrong)
+    for subject in contracted:
+        protocol.encode_subject(subject)
+    places = [at for at, subject in enumerate(subjects) if subject in contracted]
+    own = publishing.message_ids([subjects[at] for at in places], [messages[at].payload for at in places])
+    checked = {at: message for at, message in enumerate(messages) if at not in wrong}
+    for at, id_ in zip(places, own, strict=True):
+        message = checked.pop(at)
+        if isinstance(id_, Refused):
+            wrong[at] = id_
+            continue
+        try:
+            agreed = _agreed(message.subject, message.msg_id, message.headers, id_)
+        except ContractViolation as violation:
+            wrong[at] = violation
+        else:
+            checked[at] = message if agreed == message.msg_id else msgspec.structs.replace(message, msg_id=agreed)
+    return _Checked([checked[at] for at in sorted(checked)], wrong)
+
+
+def _all_checked(messages: Sequence[Outgoing], *, raw: bool) -> Sequence[Outgoing]:
+    """All of them, or the first error."""
+    checked = _checked(messages, raw=raw)
+    for refused in checked.wrong.values():
+        raise refused
+    return checked.messages
 
 
 def _continued(payload: Payload, headers: Mapping[str, str] | None) -> str:
@@ -426,8 +497,9 @@ def _told_error(subject: str, reply: Message) -> OncewireError:
     return branch(f"{subject} answered: {told.get('message')}", hint=str(told.get("hint") or ""))
 
 
-def _refuse_queries(subjects: list[str]) -> None:
-    for subject in dict.fromkeys(subjects):
+def _refuse_reserved(subjects: Iterable[str]) -> None:
+    for subject in subjects:
+        publishing.refuse_reserved(subject)
         if subject.startswith(QUERIES_PREFIX):
             raise _unconfirmed(subject)
 
@@ -440,17 +512,17 @@ def _unconfirmed(subject: str) -> Refused:
 
 def _refusals(messages: Sequence[Outgoing]) -> dict[int, Refused]:
     """By index what can never be published. Whether there is any is seen at once."""
-    try:
-        (subjects,) = columns(messages, Outgoing, "subject")
-        if not any(subject.startswith(QUERIES_PREFIX) for subject in dict.fromkeys(subjects)):
-            return {}
-    except (AttributeError, TypeError):
-        pass
+    with contextlib.suppress(AttributeError, TypeError, Refused):
+        _refuse_reserved(dict.fromkeys(columns(messages, Outgoing, "subject")[0]))
+        return {}
     refused: dict[int, Refused] = {}
     for index, message in enumerate(messages):
         problem: Refused | None = wrong_message(message, Outgoing)
-        if problem is None and message.subject.startswith(QUERIES_PREFIX):
-            problem = _unconfirmed(message.subject)
+        if problem is None:
+            try:
+                _refuse_reserved((message.subject,))
+            except Refused as reserved:
+                problem = reserved
         if problem is not None:
             refused[index] = problem
     return refused

@@ -96,7 +96,7 @@ class KeyValue:
     async def _write(self, key: str, value: bytes, revision: int | None, headers: dict[str, str] | None = None) -> int:
         outgoing = Outgoing(self._subject(key), value, headers=headers, expected_last_subject_sequence=revision)
         try:
-            ack = await self._client.publish_one(outgoing)
+            ack = await self._client.publish_one(outgoing, raw=True)
         except Conflict as conflict:
             raise Conflict(f"key {key} of {self.bucket}: {conflict.message}") from None
         return ack.sequence

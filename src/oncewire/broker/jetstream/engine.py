@@ -278,7 +278,7 @@ class JetStreamEngine:
     async def _choose(self, named: Listed, message_id: str, place: Place[Listed]) -> Place[Listed] | None:
         """Where the message with this key goes; None when it stands in the named topic itself."""
         choice = msgspec.json.encode([place.topic.name, place.partition])
-        ack = await self.node.client.publish_one(Outgoing(f"{named.prefix}.keys", choice, message_id))
+        ack = await self.node.client.publish_one(Outgoing(f"{named.prefix}.keys", choice, message_id), raw=True)
         self.node.on_step("chosen")
         if not ack.is_duplicate:
             return place

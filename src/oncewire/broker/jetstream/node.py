@@ -383,9 +383,9 @@ class Node:
         ]
         try:
             if len(messages) == 1:
-                cell.snapshot_sequence = (await self.client.publish_one(messages[0])).sequence
+                cell.snapshot_sequence = (await self.client.publish_one(messages[0], raw=True)).sequence
             else:
-                ack = await self.client.publish_atomic(messages)
+                ack = await self.client.publish_atomic(messages, raw=True)
                 cell.snapshot_sequence = ack.sequence - len(messages) + 1
             cell.snapshot_size = sum(map(len, parts)) // 100
             self.on_step("snapshot")

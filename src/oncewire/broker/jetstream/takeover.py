@@ -125,7 +125,9 @@ class Taker:
             last = await self._last(stream, subject)
             body = cell.node.encode()
             try:
-                ack = await self._client.publish_one(Outgoing(subject, body, expected_last_subject_sequence=last))
+                ack = await self._client.publish_one(
+                    Outgoing(subject, body, expected_last_subject_sequence=last), raw=True
+                )
             except Conflict:
                 continue
             cell.set_fence(ack.sequence)
@@ -173,7 +175,7 @@ class Taker:
             body = packed.taken(cell.node, last, cell.home.clock(), cell.topic)
             try:
                 ack = await self._client.publish_one(
-                    Outgoing(cell.records_subject, body, expected_last_subject_sequence=last)
+                    Outgoing(cell.records_subject, body, expected_last_subject_sequence=last), raw=True
                 )
             except Conflict:
                 continue

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 LEDGER = "LEDGER"
-EFFECT_PREFIX = "fx."
+EFFECT_PREFIXES = ("fx.", "sha256:")
+"""Of ids that effects have; the second is that of a message on `sr.>`, whoever sent it."""
 PLACE = ("stream", "created_ns", "incarnation")
 _RESULT_COLUMNS = [one.split(" ") for one in RESULT.split(", ")]
 _NOTHING = {"string": "''", "long": "0L", "int": "0", "binary": "X''"}
@@ -454,7 +455,8 @@ def audit_effects(bronze: DataFrame, once: DataFrame, gaps: DataFrame, chains: C
         "chain", "number", "horizon", sf.explode("effects").alias("e")
     )
     wanted = effects.where("number <= horizon").selectExpr("e.id as id", "e.target as target", "chain", "number")
-    copies = bronze.select(header(MSG_ID).alias("id")).where(sf.col("id").startswith(EFFECT_PREFIX))
+    is_effect = " or ".join(f"startswith(id, '{one}')" for one in EFFECT_PREFIXES)
+    copies = bronze.select(header(MSG_ID).alias("id")).where(is_effect)
     counted = copies.groupBy("id").agg(sf.count("*").alias("copies"))
     joined = wanted.join(counted, "id", "left").withColumn("seen", sf.expr(_sight(gaps, cut)))
     tally = joined.selectExpr(
