@@ -91,10 +91,7 @@ PAYLOAD_KINDS = ["message", "runtime"]
     ("payload", "says"),
     [
         (b'{"x":1e400}', "out of range"),
-        (b'{"x":' + b"9" * 100 + b"}", "2^53"),
         (b'{"x":' + b"9" * 5000 + b"}", "out of range"),
-        (b'{"x":9007199254740993}', "2^53"),
-        (b'{"x":{"y":[-12345678901234567890]}}', "2^53"),
         (b'{"x":"\\ud800"}', "surrogate"),
         (b'{"x":"\\udc00 "}', "surrogate"),
         (b'{"x":"\\ud800\\ud800"}', "surrogate"),

@@ -345,7 +345,7 @@ def caused(draw: Any) -> Plain:
 
 @given(
     st.recursive(
-        st.one_of(odd_values, st.text(max_size=4), st.floats(), st.integers(-(2**54), 2**54), st.just("\ud800")),
+        st.one_of(odd_values, st.text(max_size=4), st.floats(), st.integers(-(2**70), 2**70), st.just("\ud800")),
         lambda inner: st.one_of(
             st.lists(inner, max_size=2), st.dictionaries(st.text(max_size=3), inner, max_size=2), st.tuples(inner)
         ),
@@ -357,7 +357,10 @@ def caused(draw: Any) -> Plain:
 @example(float("nan"))
 @example(1e15)
 @example(-1.1e15)
-@example(2**53)
+@example(2**63 - 1)
+@example(-(2**63) - 1)
+@example(2**64)
+@example(10**4_299)
 def test_payloads_are_written_alike(value: Any) -> None:
     cause = decode_runtime(WHOLE, subject="evt.default.w.a", origin=Origin("S", 1, 2, 3), carried={})
     compiled, plain = both(lambda: runtime.write_plain({"a": value, "b": [value]}, cause))

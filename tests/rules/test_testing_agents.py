@@ -430,3 +430,13 @@ def test_a_handler_that_exits_or_panics_fails_in_the_test_too(form: str) -> None
         assert ("retried", "SystemExit: 5") == (first.outcome, first.error)
         assert ("retried", "PanicException: index out of bounds") == (panic.outcome, panic.error)
         assert ("dead", "PanicException: index out of bounds") == (t.redeliver().outcome, t.dead_letters[0].cause)
+
+
+@pytest.mark.parametrize("subject", [OUT, "sr.events.loop"])
+@pytest.mark.parametrize("number", [1_705_329_000_123_456_789, 2**64 - 1, -(2**80)])
+def test_large_whole_numbers_go_through(subject: str, number: int) -> None:
+    agent = Agent("clock")
+    agent.on("go")(lambda ctx, payload: Effect(subject, payload))
+    with AgentTest(agent) as t:
+        assert t.send("go", {"at_ns": number}).outcome == "done"
+        assert [effect.payload for effect in t.effects] == [{"at_ns": number}]

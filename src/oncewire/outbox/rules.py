@@ -203,7 +203,7 @@ def started(claim: Claim) -> Progress:
 def flaw_of(row: Row) -> str:
     """Why readers would refuse a row's envelope, '' when they take it.
 
-    Enqueue checks its JSON; SQL that calls the function itself may store numbers that JSON readers round or refuse.
+    Enqueue checks its JSON; SQL that calls the function itself may store numbers that JSON readers refuse.
     """
     if row.void_reason is not None or (row.citations is None and row.metadata is None):
         return ""

@@ -1,8 +1,8 @@
-"""Canonical JSON (RFC 8785): one value, one sequence of bytes, in every language.
+"""Canonical JSON (RFC 8785, but for large whole numbers): one value, one sequence of bytes, in every language.
 
-Members sorted by UTF-16 code units, no spaces, numbers as ECMAScript writes them, strings with the fewest escapes.
-Whole numbers beyond ±(2^53 − 1) are taken only in the digits that a double is written in, such as 10000000000000000:
-RFC 8785 would round the others, and two different ids would get one digest. Send those as text.
+Members sorted by UTF-16 code units, no spaces, fractions as ECMAScript writes them, strings with the fewest escapes.
+A number that is written without point and exponent is whole, and is written with all its digits. RFC 8785 would round
+it beyond ±(2^53 − 1), and two different ids would get one digest.
 
 Most payloads need none of the special rules. `of_plain` knows that from the type that a text was decoded as, `encode`
 looks once at a value (`_are_plain`); then the C encoder writes the sorted form. Everything else goes through `_exact`.
@@ -22,10 +22,13 @@ DEPTH_MAX = 64
 """Arrays and objects inside each other, the outermost included."""
 
 INT_MAX = 2**53 - 1
-_DOUBLE_DIGITS_BITS = 70
-"""From 10^21 on a double is written with an exponent."""
+"""The largest count that every JSON reader holds exactly: what our own sequences and sizes are bounded by."""
 
 _FINITE_MAX = 1.7976931348623157e308
+WHOLE_CHARS_MAX = 4_300
+"""Digits of a whole number and its sign: what msgspec reads."""
+
+_WHOLE_MIN, _WHOLE_MAX = 1 - 10 ** (WHOLE_CHARS_MAX - 1), 10**WHOLE_CHARS_MAX - 1
 _PLAIN_FLOAT_MIN = 0.01
 _PLAIN_FLOAT_MAX = 1e15
 _PLAIN_LEVELS = 4
@@ -36,13 +39,7 @@ _STRING = msgspec.json.Encoder().encode
 
 def _plain_object() -> Any:
     """Types cannot be endless, and each level doubles their number: four levels below the first cover most payloads."""
-    leaf = (
-        str
-        | bool
-        | Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
-        | Annotated[float, msgspec.Meta(ge=-_PLAIN_FLOAT_MAX, le=_PLAIN_FLOAT_MAX)]
-        | None
-    )
+    leaf = str | bool | int | Annotated[float, msgspec.Meta(ge=-_PLAIN_FLOAT_MAX, le=_PLAIN_FLOAT_MAX)] | None
     value: Any = leaf
     for _ in range(_PLAIN_LEVELS):
         value = leaf | list[value] | dict[str, value]
@@ -50,7 +47,7 @@ def _plain_object() -> Any:
 
 
 PLAIN_OBJECT = _plain_object()
-"""A type whose values are within the limits of depth and of whole numbers: what decodes as it needs no second look."""
+"""A type whose values are within the limit of depth: what decodes as it needs no second look."""
 
 
 def canonical(value: object) -> bytes:
@@ -74,8 +71,8 @@ def encode(value: object) -> tuple[bytes, bool]:
 def of_plain(value: dict[str, Any]) -> bytes:
     """The canonical form of a value that was decoded as PLAIN_OBJECT.
 
-    Its whole numbers are in range, and the encoder writes its fractions with a dot or "e-": without either there are
-    none, and without other than ASCII the names are in order.
+    The encoder writes its fractions with a dot or "e-": without either there are none, and without other than ASCII the
+    names are in order.
     """
     written = _SORTED(value)
     if 0x2E in written or b"e-" in written or not written.isascii():
@@ -103,7 +100,7 @@ def _are_plain(values: Iterable[Any], room: int) -> bool:
         if kind is str or kind is bool or value is None:
             continue
         if kind is int:
-            if not -INT_MAX <= value <= INT_MAX:
+            if not _WHOLE_MIN <= value <= _WHOLE_MAX:
                 return False
         elif kind is dict:
             if not "".join(value).isascii() or not _are_plain(value.values(), room - 1):
@@ -168,12 +165,10 @@ def _string(value: str, path: str) -> bytes:
 
 
 def _whole(value: int, path: str) -> bytes:
-    if -INT_MAX <= value <= INT_MAX or (
-        value.bit_length() <= _DOUBLE_DIGITS_BITS and number(float(value)) == str(value)
-    ):
+    if _WHOLE_MIN <= value <= _WHOLE_MAX:
         return b"%d" % value
     raise ContractViolation(
-        f"{_named(path)} is a whole number beyond ±(2^53 − 1), which JSON readers round",
+        f"{_named(path)} is a whole number of more than {WHOLE_CHARS_MAX} digits",
         field=path,
         hint="Send it as text.",
     )

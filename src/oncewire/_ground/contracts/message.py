@@ -73,7 +73,11 @@ class MessageOnWire(Struct, frozen=True, kw_only=True):
     actor_kind: Annotated[ActorKind, Meta(description="What kind of actor that is.")]
     payload: Annotated[Raw, Meta(description="The event itself, an object.", extra_json_schema={"type": "object"})]
     idempotency_key: Annotated[
-        Id, Meta(description="sha256: + hex over the canonical JSON (RFC 8785) of message_type, message_id, payload.")
+        Id,
+        Meta(
+            description="sha256: + hex over the canonical JSON of message_type, message_id, payload (RFC 8785, but "
+            "whole numbers with all their digits)."
+        ),
     ]
 
 

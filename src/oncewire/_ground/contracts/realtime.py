@@ -121,7 +121,7 @@ def _check(envelope: RealtimeEnvelope) -> None:
     token(envelope.conversation_id, "conversationId")
     for name in ("citations", "metadata", "detail"):
         try:
-            canonical.canonical(getattr(envelope.event, name, None))  # depth, and numbers that readers would round
+            canonical.canonical(getattr(envelope.event, name, None))  # depth, and numbers that JSON does not have
         except ContractViolation as wrong:
             raise inside(NAME, f"event.{name}", wrong) from None
 

@@ -1,8 +1,7 @@
 """The contracts as JSON Schemas (2020-12), for readers in other languages.
 
 They are made from the types that decode, so they cannot say something else; docs/schemas holds them as committed.
-What a schema cannot say (no name twice in one object, depth, whole numbers of payloads within ±(2^53 − 1)) stands in
-`$comment`.
+What a schema cannot say (no name twice in one object, depth, digits of whole numbers) stands in `$comment`.
 """
 
 from __future__ import annotations
@@ -13,14 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from oncewire._ground.contracts import broker, message, realtime, runtime
-from oncewire._ground.contracts.canonical import DEPTH_MAX
+from oncewire._ground.contracts.canonical import DEPTH_MAX, WHOLE_CHARS_MAX
 from oncewire._ground.contracts.codec import BODY_BYTES_MAX, MEMBERS_MAX
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _LIMITS = (
     f"At most {BODY_BYTES_MAX} bytes of UTF-8 and {DEPTH_MAX} levels; at most {MEMBERS_MAX} members in one object, "
-    "no name twice; whole numbers in "
-    "payloads within ±(2^53 - 1)."
+    f"no name twice; whole numbers in payloads of at most {WHOLE_CHARS_MAX} digits."
 )
 
 

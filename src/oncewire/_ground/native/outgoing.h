@@ -238,7 +238,6 @@ static PyObject *frames(PyObject *module, PyObject *const *args, Py_ssize_t narg
 
 /* ---- payloads */
 
-#define WHOLE_MAX ((INT64_C(1) << 53) - 1)
 #define FRACTION_MAX 1e15
 #define LEVELS 5
 
@@ -248,8 +247,8 @@ static int reads_back(PyObject *value, int room)
         return 1;
     if (PyLong_CheckExact(value)) {
         int is_beyond;
-        long long number = PyLong_AsLongLongAndOverflow(value, &is_beyond);
-        return !is_beyond && number >= -WHOLE_MAX && number <= WHOLE_MAX;
+        (void)PyLong_AsLongLongAndOverflow(value, &is_beyond);
+        return !is_beyond;
     }
     if (PyFloat_CheckExact(value))
         return PyFloat_AS_DOUBLE(value) >= -FRACTION_MAX && PyFloat_AS_DOUBLE(value) <= FRACTION_MAX;
