@@ -29,6 +29,7 @@ from tests.support.regexes import Counting, alphabet, beginnings
 SOURCE = Path(oncewire.__file__).parent
 
 HOW: dict[str, str] = {
+    "agent.effects._HEADER_NAME": "fullmatch",
     "contracts.codec._LONE_SURROGATE": "finditer",
     "contracts.codec._MEMBER": "fullmatch",
     "contracts.letters._CAUSE": "match",
@@ -45,6 +46,7 @@ HOW: dict[str, str] = {
     "http.rules._HOST": "fullmatch",
     "http.rules._LOOPBACK": "fullmatch",
     "http.rules._REQUEST_ID": "fullmatch",
+    "jetstream.client._NAME": "fullmatch",
     "jetstream.keyvalue._KEY": "fullmatch",
     "jetstream.options._ADDRESS": "fullmatch",
     "jetstream.protocol._HEADER_NAME": "fullmatch",

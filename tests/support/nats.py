@@ -140,8 +140,9 @@ class Cluster:
 
     SIZE = 3
 
-    def __init__(self, folder: Path, *, grace_ms: int) -> None:
+    def __init__(self, folder: Path, *, grace_ms: int, config: str = "") -> None:
         self._grace_ms = grace_ms
+        self._more = config
         routes = [free_port() for _ in range(self.SIZE)]
         addresses = ", ".join(f'"nats://127.0.0.1:{port}"' for port in routes)
         self.servers = [
@@ -154,6 +155,7 @@ class Cluster:
             cluster {{ name: "test", listen: "127.0.0.1:{route}", routes: [{addresses}] }}
             lame_duck_duration: "30s"
             lame_duck_grace_period: "{self._grace_ms}ms"
+            {self._more}
         """
 
     @property
@@ -176,10 +178,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def nats_cluster(*, grace_ms: int = 500) -> Iterator[Cluster]:
+def nats_cluster(*, grace_ms: int = 500, config: str = "") -> Iterator[Cluster]:
     """`grace_ms`: how long a lame duck waits before it begins to close connections."""
     with tempfile.TemporaryDirectory(prefix="ow-cluster-") as folder:
-        cluster = Cluster(Path(folder), grace_ms=grace_ms)
+        cluster = Cluster(Path(folder), grace_ms=grace_ms, config=config)
         try:
             yield cluster.start()
         finally:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from oncewire._ground.jetstream.nkeys import ensure_key
+from oncewire._ground.topology.permissions import document, monitor
 from tests.support.nats import NatsServer, nats_server
 from tests.support.up import Up, made, oncewire
 
@@ -81,6 +83,21 @@ def test_without_a_monitoring_address_durability_is_unknown(tmp_path: Path) -> N
         gone = examined(tmp_path, **given, NATS_MONITOR_URL="http://127.0.0.1:1")[1]["durability"]
         assert gone["verdict"] == "warning"
         assert "cannot be reached" in gone["text"]
+
+
+def test_the_system_account_says_it_where_there_is_a_key_for_it(tmp_path: Path) -> None:
+    key = tmp_path / "monitor.nk"
+    users = document([monitor()], lambda _: ensure_key(key))
+    with nats_server(f"system_account: SYS\naccounts {{ SYS {{ {users} }} }}", sync_always=True) as server:
+        given = {"NATS_URL": server.url, "NATS_SYSTEM_KEY": str(key)}
+        assert examined(tmp_path, **given)[1]["durability"]["verdict"] == "ok"
+        wrong = examined(tmp_path, **given, NATS_MONITOR_URL="http://127.0.0.1:1")[1]["durability"]
+        assert wrong["verdict"] == "ok", "the monitoring port is not asked beside it"
+        key.unlink()
+        ensure_key(key)
+        refused = examined(tmp_path, **given)[1]["durability"]
+        assert refused["verdict"] == "warning"
+        assert "the system account" in refused["text"]
 
 
 def test_a_login_that_is_refused_is_broken_and_says_so(tmp_path: Path) -> None:

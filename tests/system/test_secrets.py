@@ -29,6 +29,7 @@ from oncewire._ground.trust.keys import KeyFile
 from oncewire.cli import main
 from tests.support.gateway import new_conversation
 from tests.support.planted import Planted, command_and_environ, files_below, processes_of, quoted
+from tests.support.ports import free_port
 from tests.support.tls import Authority
 from tests.support.up import Up, clean_environ, made, oncewire
 
@@ -63,6 +64,7 @@ class Run:
             made(folder / "data"),
             *args,
             ONCEWIRE_NATS_ACCESS="keys",
+            ONCEWIRE_MONITOR_PORT=str(free_port()),
             ONCEWIRE_AUTH_KEYS=str(self.keys.path),
             ONCEWIRE_AUTH_TICKET_SECRET=planted.make("the secret of tickets"),
             ONCEWIRE_AUTH_ISSUER="i",

@@ -11,16 +11,18 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from oncewire import BrokerClient
 from oncewire._ground import users
 from oncewire._ground.contracts.broker import BrokerEnvelope
-from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
+from oncewire._ground.errors import AuthenticationFailed, OncewireError, PermissionDenied
 from oncewire._ground.jetstream import Outgoing, connect
 from oncewire._ground.jetstream.nkeys import ensure_key
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.trust.keys import KeyFile
+from tests.support.ports import free_port
 from tests.support.up import Up, made, oncewire
 
 EVENT = '{"type": "OrderPlaced", "payload": {"order": 1}}'
@@ -30,7 +32,8 @@ EVENT = '{"type": "OrderPlaced", "payload": {"order": 1}}'
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """An `up` whose NATS takes nobody without a key."""
     folder = tmp_path_factory.mktemp("closed")
-    with Up(made(folder / "data"), ONCEWIRE_NATS_ACCESS="keys") as up:
+    monitored = {"ONCEWIRE_MONITOR_PORT": str(free_port())}
+    with Up(made(folder / "data"), ONCEWIRE_NATS_ACCESS="keys", **monitored) as up:
         yield up.ready()
 
 
@@ -107,6 +110,24 @@ def test_an_open_server_lets_programs_in_and_keeps_its_own_parts_apart(tmp_path:
     with Up(tmp_path / "data").ready() as up:
         assert before == {one.name: one.read_text() for one in up.folder.keys.iterdir()}
         asyncio.run(_look_around(up))
+
+
+async def test_no_monitoring_port_is_open_and_what_the_server_syncs_is_known(tmp_path: Path) -> None:
+    """The facts come over the system account, which a program without the owner's key cannot ask."""
+    with Up(made(tmp_path / "data")).ready() as up:
+        listening = [
+            one.laddr.port for one in psutil.Process(up.pid("nats")).net_connections() if one.status == "LISTEN"
+        ]
+        assert [int(up.url("nats").rpartition(":")[2])] == listening
+        promised = next(one for one in up.events if one.get("part") == "durability" and "text" in one)
+        assert "survives a power cut" in promised["text"]
+        told = oncewire("doctor", "--json", "--data", str(up.folder.path), cwd=tmp_path)
+        checks = {one["name"]: one for one in json.loads(told.stdout)["checks"]}
+        assert "ok" == checks["durability"]["verdict"]
+        assert "ok" == checks["storage"]["verdict"]
+        async with connect(up.url("nats")) as client:
+            with pytest.raises(OncewireError):
+                await client.call("$SYS.REQ.SERVER.PING.JSZ", b"{}", timeout_s=2)
 
 
 def test_an_open_server_says_so(tmp_path: Path) -> None:

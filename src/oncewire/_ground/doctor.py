@@ -56,7 +56,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Nats:
-    """A NATS server as its client and its monitoring ports show it. `error` is why it cannot be reached."""
+    """A NATS server as its client and its system account or monitoring ports show it. `error` is why it cannot be
+    reached."""
 
     url: str
     error: str = ""
@@ -276,7 +277,8 @@ def _durability(nats: Nats) -> Check:
         "durability",
         Verdict.WARNING,
         text,
-        "Set NATS_MONITOR_URL to the monitoring addresses of all servers, joined by commas (http://host:8222).",
+        "Set NATS_SYSTEM_KEY to the key file of a user of the system account, or NATS_MONITOR_URL to the monitoring "
+        "addresses of all servers, joined by commas (http://host:8222).",
     )
 
 

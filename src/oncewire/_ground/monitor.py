@@ -1,8 +1,8 @@
-"""A NATS server's monitoring port: the only place where it says what it really syncs.
+"""What a NATS server really syncs. It says so over its system account (jetstream/system.py) and on its monitoring port.
 
 By default a server acknowledges before it syncs (every 2 minutes), and a power cut loses what was acknowledged since.
-Nothing on the client's connection tells the two kinds apart, so without a monitoring address the answer is `unknown`,
-which is never shown as good.
+Nothing on the client's connection tells the two kinds apart, so without either the answer is `unknown`, which is never
+shown as good.
 
 `durability` is pure; `ask` and `ask_json` are the shell.
 """
@@ -49,13 +49,13 @@ def durability(answers: Sequence[Mapping[str, Any]], server_id: str = "") -> Dur
     `server_id` is the server that the client is connected to: a monitoring address of another server proves nothing.
     """
     if not answers:
-        return _unknown("no monitoring address was asked")
+        return _unknown("neither the system account nor a monitoring address was asked")
     if server_id and server_id not in {answer.get("server_id") for answer in answers}:
-        return _unknown("the monitoring address belongs to another server than the one connected to")
+        return _unknown("what was asked is another server than the one connected to")
     cluster_size = max(_cluster_size(answer) for answer in answers)
     asked = len({answer.get("server_id") for answer in answers})
     if asked < cluster_size:
-        return _unknown(f"{asked} of {cluster_size} servers of the cluster were asked")
+        return _unknown(f"{asked} of {cluster_size} servers of the cluster answered")
     return max((_one(answer) for answer in answers), key=_badness)
 
 

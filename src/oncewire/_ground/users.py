@@ -9,6 +9,9 @@ OPERATOR = "operator"
 DEVELOPER = "developer"
 """Programs that bring no key to an embedded server. No service may be called so."""
 
+MONITOR = "monitor"
+"""Asks the servers about themselves, in the system account. No service may be called so."""
+
 
 def inbox_prefix(user: str) -> str:
     return f"_INBOX_{user}"

@@ -9,11 +9,13 @@ from typing import Any
 
 from oncewire._ground import topology
 from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.jetstream import system
 from oncewire._ground.jetstream.nkeys import ensure_key
+from oncewire._ground.jetstream.options import Options
 from oncewire._ground.settings import Settings
 from oncewire._ground.topology import permissions
 from oncewire._ground.topology.permissions import User
-from oncewire._ground.users import DEVELOPER, identity, key_path
+from oncewire._ground.users import DEVELOPER, MONITOR, identity, key_path
 from oncewire.cli.edge import asks_who
 from oncewire.embedded.folder import DataFolder, Server, translated
 
@@ -42,9 +44,17 @@ def authorization(chosen: Settings, folder: DataFolder) -> str:
     """What the embedded server's configuration says about its users. Made anew at each start, the keys once."""
     declared = topology.load(settings=chosen)
     users = [*permissions.users(declared, chosen), permissions.developer(declared)]
-    keys = make_keys(folder.keys, users)
+    monitor = permissions.monitor()
+    keys = make_keys(folder.keys, [*users, monitor])
     anybody = f"no_auth_user: {keys[DEVELOPER]}\n" if takes_anybody(chosen) else ""
-    return f"{anybody}authorization {{\n{permissions.document(users, keys.__getitem__)}}}\n"
+    system = f"system_account: SYS\naccounts {{ SYS {{\n{permissions.document([monitor], keys.__getitem__)}}} }}\n"
+    return f"{anybody}authorization {{\n{permissions.document(users, keys.__getitem__)}}}\n{system}"
+
+
+async def healthy_version(folder: DataFolder, url: str) -> str:
+    """The version of the embedded server, '' while it does not serve yet."""
+    options = Options(servers=(url,), name="oncewire up")
+    return await system.healthy_version(options, str(key_path(folder.keys, MONITOR)))
 
 
 def as_user(chosen: Settings, server: Server, user: str) -> Settings:

@@ -82,7 +82,7 @@ def _opened(target: str, store_url: str, schema: str, settings: Settings) -> tup
 
 
 @agent.command()
-@face.setting_options("ledger_keep_s", "nats_monitor_url", *observe.OPTIONS)
+@face.setting_options("ledger_keep_s", "nats_system_key", "nats_monitor_url", *observe.OPTIONS)
 @_with_ledger
 def run(*, target: str, store_url: str, schema: str, as_json: bool, **flags: Any) -> None:
     """Handle messages until Ctrl-C or SIGTERM, then finish what is in hand.

@@ -58,7 +58,7 @@ def broker() -> None:
 @click.option("--wal", "broker_wal", metavar="DIR", help="Folder of the log; without it everything is in memory.")
 @click.option("--router", "broker_router", metavar="MODULE:CALLABLE", help="Asked about each message.")
 @face.setting_options("auth_keys", "http_origins", *LIMITS, "broker_router_ms_max", "broker_owner_lease_ms")
-@face.setting_options("nats_url", "env", "nats_monitor_url", *observe.OPTIONS)
+@face.setting_options("nats_url", "env", "nats_system_key", "nats_monitor_url", *observe.OPTIONS)
 @face.command
 def run(*, as_json: bool, **flags: Any) -> None:
     """Serve until Ctrl-C or SIGTERM.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +17,7 @@ from oncewire._ground import http, logs, topology, trust
 from oncewire._ground.checks import split_address
 from oncewire._ground.jetstream import Client, options_from
 from oncewire._ground.settings import Settings, mask_url
-from oncewire.cli import edge, face
+from oncewire.cli import edge, face, facts
 from oncewire.cli.board import Board, board_of
 from oncewire.console import Sources
 from oncewire.console import serving as serving_at
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 SETTINGS = (
     "data",
     "nats_url",
+    "nats_system_key",
     "nats_monitor_url",
     "topology_files",
     "env",
@@ -123,7 +125,7 @@ def _sources(client: Client, settings: Settings, broker_url: str, figures: Calla
     return Sources(
         client,
         topology.load(settings=settings),
-        settings.nats_monitor_url,
+        functools.partial(facts.ask_servers, settings, client.connection.options),
         place_for(settings),
         standing,
         broker_url,

@@ -17,7 +17,7 @@ COLORS = {rules.Verdict.OK: "green", rules.Verdict.WARNING: "yellow", rules.Verd
 
 
 @click.command()
-@face.setting_options("data", "nats_url", "nats_monitor_url", "postgres_url")
+@face.setting_options("data", "nats_url", "nats_system_key", "nats_monitor_url", "postgres_url")
 @face.command
 def doctor(*, as_json: bool, **flags: Any) -> None:
     """Look at the servers, the disk and this machine: each line is ok, warning or broken, with the remedy.

@@ -16,7 +16,7 @@ import click
 
 from oncewire._ground import logs, settings
 from oncewire._ground.errors import Corrupt, OncewireError, Refused, Unavailable
-from oncewire._ground.users import identity
+from oncewire._ground.users import MONITOR, identity, key_path
 from oncewire.cli.rights import right_of
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ def with_servers(
     nats, postgres = servers.get("nats"), servers.get("postgres")
     if nats and nats.mark and not resolved.is_set("nats_url"):
         found |= {"nats_url": nats.url, "nats_monitor_url": nats.monitor_url}
+        if nats.keys and user and not resolved.is_set("nats_system_key"):
+            found["nats_system_key"] = str(key_path(Path(nats.keys), MONITOR))
         if nats.keys and user and not any(resolved.is_set(f"nats_{way}") for way in ("user", "token", "creds", "nkey")):
             found |= identity(Path(nats.keys), user)
     if postgres and postgres.mark and not resolved.is_set("postgres_url"):

@@ -13,9 +13,9 @@ from typing import Any
 from oncewire._ground import doctor, extras, java, monitor, native, topology
 from oncewire._ground.database.postgres import unreadable
 from oncewire._ground.errors import AuthenticationFailed, NotConnected, OncewireError
-from oncewire._ground.jetstream import Client
+from oncewire._ground.jetstream import Client, system
 from oncewire._ground.jetstream.losses import losses
-from oncewire._ground.jetstream.options import options_from
+from oncewire._ground.jetstream.options import Options, options_from
 from oncewire._ground.settings import Settings, mask_url
 from oncewire.embedded.folder import ROOM_BYTES_MIN, DataFolder
 
@@ -90,7 +90,7 @@ async def nats_facts_by(client: Client, settings: Settings, part: Part = lambda 
     server, jetstream_error = client.server, await _jetstream_error(client)
     whole = _declared(settings)
     found = topology.Survey([]) if jetstream_error else await topology.survey(client, whole, part(whole))
-    answers, monitor_error = await _ask_monitors(settings.nats_monitor_url, client.connection.options.trust)
+    answers, monitor_error = await ask_servers(settings, client.connection.options)
     return doctor.Nats(
         url,
         version=server.version,
@@ -143,6 +143,17 @@ async def _jetstream_error(client: Client) -> str:
     except OncewireError as error:
         return error.message
     return ""
+
+
+async def ask_servers(settings: Settings, options: Options) -> tuple[list[dict[str, Any]], str]:
+    """What all servers say about JetStream, and why nothing is known. The system account is asked where there is a key
+    for it, else the monitoring ports."""
+    if not settings.nats_system_key:
+        return await _ask_monitors(settings.nats_monitor_url, options.trust)
+    try:
+        return await system.jsz(options, settings.nats_system_key), ""
+    except OncewireError as error:
+        return [], f"the system account: {error.message}"
 
 
 async def _ask_monitors(urls: str, trust: monitor.Trust) -> tuple[list[dict[str, Any]], str]:

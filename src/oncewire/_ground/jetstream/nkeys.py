@@ -87,6 +87,11 @@ def read_creds(path: str) -> tuple[str, NKey]:
     return jwt, NKey(seed)
 
 
+def holds_jwt(path: str) -> bool:
+    """Whether a key file is one of credentials, and not of a bare seed."""
+    return "BEGIN NATS USER JWT" in _read(path)
+
+
 def read_nkey(path: str) -> NKey:
     for line in _read(path).splitlines():
         if line.strip().startswith("S"):

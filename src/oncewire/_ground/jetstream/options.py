@@ -110,14 +110,20 @@ def parse_servers(url: str | Sequence[str]) -> tuple[str, ...]:
     if not servers:
         raise InvalidSetting("no NATS server is given", hint=f"For example {DEFAULT_URL}.")
     for server in servers:
-        without_credentials = server.rpartition("@")[2]
+        shown = server.rpartition("@")[2]
         try:
             wrong = is_nats_url(server)
         except ValueError:
             wrong = "has a host that is none"
         if wrong or not is_address(urlsplit(server).netloc.rpartition("@")[2]):
-            raise InvalidSetting(f"the NATS address {without_credentials} {wrong or 'has a host that is none'}")
+            raise InvalidSetting(f"the NATS address {shown} {wrong or 'has a host that is none'}")
     return servers
+
+
+def without_credentials(server: str) -> str:
+    """The address alone."""
+    scheme, mark, rest = server.partition("://")
+    return f"{scheme}{mark}{rest.rpartition('@')[2]}"
 
 
 def is_address(text: str) -> bool:

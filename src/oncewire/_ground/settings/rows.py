@@ -96,11 +96,17 @@ class Settings:
     nats_ca: str = setting("", "nats.ca", "NATS_CA", "File with the certificate authority of the NATS servers.")
     nats_cert: str = setting("", "nats.cert", "NATS_CERT", "File with the client certificate for NATS.")
     nats_key: str = setting("", "nats.key", "NATS_KEY", "File with the key of the client certificate.")
+    nats_system_key: str = setting(
+        "",
+        "nats.system_key",
+        "NATS_SYSTEM_KEY",
+        "Key file (nkey seed, or JWT and seed) of a user of the system account, which is asked what is really synced.",
+    )
     nats_monitor_url: str = setting(
         "",
         "nats.monitor_url",
         "NATS_MONITOR_URL",
-        "Monitoring addresses of the NATS servers, joined by commas; they show what is really synced.",
+        "Monitoring addresses of the NATS servers, joined by commas; asked where there is no system key.",
         check=is_http_url,
     )
 
@@ -164,10 +170,10 @@ class Settings:
         4222, "embedded.nats_port", "ONCEWIRE_NATS_PORT", "Port of the embedded nats-server; 0 picks one.", check=PORT
     )
     embedded_monitor_port: int = setting(
-        8222,
+        0,
         "embedded.monitor_port",
         "ONCEWIRE_MONITOR_PORT",
-        "Monitoring port of the embedded nats-server; 0 picks one.",
+        "Monitoring port of the embedded nats-server, open to every local program and web page; 0 is none.",
         check=PORT,
     )
     embedded_nats_access: str = setting(

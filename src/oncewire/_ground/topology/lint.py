@@ -25,7 +25,7 @@ from oncewire._ground.topology.model import (
     Topology,
 )
 from oncewire._ground.topology.units import show_bytes, show_count, show_duration
-from oncewire._ground.users import DEVELOPER, OPERATOR
+from oncewire._ground.users import DEVELOPER, MONITOR, OPERATOR
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 DLQ = "dlq.>"
@@ -218,7 +218,7 @@ def _services(topology: Topology) -> Iterator[Finding]:
             if name not in streams and not (name == EVERY and key in ("reads", "settles")):
                 place = topology.place("services", service.name, key)
                 yield _error("unknown-stream", place, f"there is no stream {name!r}", "Name a declared one.")
-        if service.name in (OPERATOR, DEVELOPER):
+        if service.name in (OPERATOR, DEVELOPER, MONITOR):
             place = topology.place("services", service.name)
             yield _error("reserved-name", place, f"{service.name!r} is a user by itself", "Choose another name.")
         yield from _handles(topology, service)

@@ -23,7 +23,7 @@ from oncewire._ground.settings import Settings
 from oncewire._ground.topology import names
 from oncewire._ground.topology.lint import DLQ
 from oncewire._ground.topology.model import BUCKET_PREFIX, EVERY, Service, Stream, Topology
-from oncewire._ground.users import DEVELOPER, OPERATOR, inbox_prefix
+from oncewire._ground.users import DEVELOPER, MONITOR, OPERATOR, inbox_prefix
 
 API = "$JS.API."
 ACK = "$JS.ACK."
@@ -60,6 +60,13 @@ def developer(topology: Topology) -> User:
     republishes, or that stores an inbox, would write dead letters and hear answers to others."""
     streams = tuple(f"{API}STREAM.{verb}.>" for verb in ("CREATE", "UPDATE", "RESTORE"))
     return _wide(topology, DEVELOPER, "Programs on this machine that bring no key", (DLQ, *streams))
+
+
+def monitor() -> User:
+    """For the system account of the embedded server: what its parts ask the server about itself, and nothing else."""
+    asks = tuple(f"$SYS.REQ.SERVER.PING.{what}" for what in ("HEALTHZ", "JSZ"))
+    hears = Rights((f"{inbox_prefix(MONITOR)}.>",))
+    return User(name=MONITOR, description="Asks the server about itself", publish=Rights(asks), subscribe=hears)
 
 
 def _wide(topology: Topology, name: str, description: str, deny: tuple[str, ...] = ()) -> User:
