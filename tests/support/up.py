@@ -22,7 +22,7 @@ from oncewire.embedded.folder import DataFolder, Running
 
 WAIT_S = 60.0
 ONCEWIRE = [sys.executable, "-c", "from oncewire.cli import main; main(prog_name='oncewire')"]
-ANY_PORTS = {"ONCEWIRE_NATS_PORT": "0", "ONCEWIRE_MONITOR_PORT": "0", "ONCEWIRE_POSTGRES_PORT": "0"}
+ANY_PORTS = {"ONCEWIRE_NATS_PORT": "0", "ONCEWIRE_POSTGRES_PORT": "0"}
 ANY_PORTS |= {"GATEWAY_PORT": "0", "ONCEWIRE_BROKER_LISTEN": "127.0.0.1:0", "ONCEWIRE_METRICS_LISTEN": "127.0.0.1:0"}
 ANY_PORTS |= {"ONCEWIRE_CONSOLE_LISTEN": "127.0.0.1:0"}
 

@@ -146,7 +146,7 @@ def test_what_runs_is_written_whole_and_read_back(tmp_path: Path) -> None:
 
 def test_a_write_that_was_cut_off_does_not_stop_the_next(tmp_path: Path) -> None:
     (tmp_path / "file.part").write_text("half")
-    write_whole(tmp_path / "file", b"whole", 0o600)
+    write_whole(tmp_path / "file", b"whole")
     assert (tmp_path / "file").read_bytes() == b"whole"
 
 

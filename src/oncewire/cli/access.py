@@ -9,6 +9,7 @@ from typing import Any
 
 from oncewire._ground import topology
 from oncewire._ground.errors import InvalidSetting
+from oncewire._ground.files import make_folder
 from oncewire._ground.jetstream import system
 from oncewire._ground.jetstream.nkeys import ensure_key
 from oncewire._ground.jetstream.options import Options
@@ -23,7 +24,7 @@ from oncewire.embedded.folder import DataFolder, Server, translated
 def make_keys(folder: Path, users: Iterable[User]) -> dict[str, str]:
     """The public key of each user; keys that are missing are made, in a folder for its owner alone."""
     with translated(folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder)
         return {user.name: ensure_key(key_path(folder, user.name)) for user in users}
 
 

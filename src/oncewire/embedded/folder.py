@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 
 from oncewire._ground.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
-from oncewire._ground.files import write_whole
+from oncewire._ground.files import FOLDER_MODE, close_off, make_folder, open_private, write_whole
 from oncewire.embedded.process import POLL_S, Mark
 
 ROOM_BYTES_MIN = 256 << 20
@@ -96,9 +96,12 @@ class DataFolder:
         """Make what is missing; say in one sentence why it cannot be used."""
         self.check_usable()
         with translated(self.path):
-            self.path.mkdir(mode=0o755, parents=True, exist_ok=True)
-            self.nats.mkdir(mode=0o700, exist_ok=True)
-            self.postgres.mkdir(mode=0o755, exist_ok=True)
+            for folder in (self.path, self.nats, self.postgres):
+                make_folder(folder)
+                close_off(folder)
+            if os.geteuid() == 0:  # PostgreSQL refuses to run as root: its user must get through to its own folder
+                for folder in (self.path, self.postgres):
+                    folder.chmod(FOLDER_MODE | 0o011)
 
     def check_usable(self) -> None:
         """That this user can write what is there, and make what is missing. Changes nothing."""
@@ -129,7 +132,7 @@ class DataFolder:
     def lock(self) -> Iterator[None]:
         """Hold the folder. Released when the block ends, or when this process does."""
         with translated(self.path):
-            file = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open_private(self._lock_file, os.O_RDWR | os.O_CREAT)
         try:
             if not _acquired(file):
                 raise self._in_use()
@@ -171,7 +174,7 @@ class DataFolder:
 
     def write(self, running: Running) -> None:
         with translated(self.path):
-            write_whole(self._state_file, msgspec.json.format(msgspec.json.encode(running)) + b"\n", 0o600)
+            write_whole(self._state_file, msgspec.json.format(msgspec.json.encode(running)) + b"\n")
 
     def forget(self) -> None:
         self._state_file.unlink(missing_ok=True)

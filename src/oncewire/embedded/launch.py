@@ -45,6 +45,7 @@ class _Sets(ctypes.Structure):
 
 def main(order: dict[str, Any]) -> None:
     """`order`: argv, parent (its pid), death_signal, and optionally uid, gid, reach (paths that argv must get at)."""
+    os.umask(0o077)  # what it stores is its owner's alone
     is_linux = sys.platform == "linux"
     libc = ctypes.CDLL(None, use_errno=True) if is_linux else None
     if order.get("uid") is not None:

@@ -87,7 +87,7 @@ class Nats:
     async def start(self) -> None:
         config = self._folder.nats / "server.conf"
         with translated(config):
-            write_whole(config, self._config().encode(), 0o600)
+            write_whole(config, self._config().encode())
         argv = [str(program()), "-c", str(config)]
         log = Log(self._folder.nats / "server.log")
         with translated(log.path):

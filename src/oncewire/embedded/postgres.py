@@ -113,7 +113,7 @@ class Postgres:
         new = Path(tempfile.mkdtemp(prefix=_NEW, dir=self._folder))
         password = secrets.token_urlsafe(24)
         handed = self._folder / "initdb.password"
-        write_whole(handed, password.encode(), 0o600)
+        write_whole(handed, password.encode())
         if self._user:
             os.chown(new, self._user.uid, self._user.gid)
             os.chown(handed, self._user.uid, self._user.gid)
@@ -124,7 +124,7 @@ class Postgres:
         self._settle(new, password)
 
     def _settle(self, new: Path, password: str) -> None:
-        write_whole(self._pass_file, f"{LOOPBACK}:*:*:{USER}:{password}\n".encode(), 0o600)
+        write_whole(self._pass_file, f"{LOOPBACK}:*:*:{USER}:{password}\n".encode())
         new.rename(self._data)
         sync_folder(self._folder)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oncewire._ground.errors import PermissionDenied, Unavailable
+from oncewire._ground.files import open_private
 from oncewire._ground.processes import IS_LINUX, start_time
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -85,7 +86,7 @@ class Log:
 
     def open(self) -> int:
         self.trim()
-        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = open_private(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self._run_begins_at = os.fstat(file).st_size
         return file
 
@@ -94,8 +95,8 @@ class Log:
         with contextlib.suppress(FileNotFoundError):
             if self.path.stat().st_size > LOG_BYTES_MAX:
                 older = self.path.with_suffix(".1.log")
-                older.write_bytes(self.path.read_bytes())
-                older.chmod(0o600)
+                with os.fdopen(open_private(older, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+                    file.write(self.path.read_bytes())
                 os.truncate(self.path, 0)
                 self._run_begins_at = 0
 

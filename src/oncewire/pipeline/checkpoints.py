@@ -15,6 +15,7 @@ from typing import Final
 from urllib.parse import quote
 
 from oncewire._ground.errors import Corrupt
+from oncewire._ground.files import make_folder
 
 FOLDER: Final = "_checkpoints"
 _FROM: Final = "from-"
@@ -67,5 +68,5 @@ def begin(lake: Path, stream: str, sequence: int) -> tuple[Path, int]:
         shutil.rmtree(found[0])
         found = current(lake, stream)
     checkpoint = folder / f"{_FROM}{sequence}"
-    checkpoint.mkdir(parents=True)
+    make_folder(checkpoint)
     return checkpoint, sequence

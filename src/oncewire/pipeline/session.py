@@ -7,6 +7,7 @@ import sys
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from oncewire._ground.files import owner_only
 from oncewire.pipeline import java
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.ui.showConsoleProgress": "false",
+    "spark.hadoop.fs.permissions.umask-mode": "077",
 }
 
 LOCAL = {
@@ -44,7 +46,8 @@ def spark_session(master: str = "local[*]", **conf: object) -> SparkSession:
     builder = SparkSession.builder.master(master).appName(str(settings.pop("spark.app.name", "oncewire")))
     for name, value in settings.items():
         builder = builder.config(name, value)
-    return builder.getOrCreate()
+    with owner_only():  # Java and its workers keep that; Hadoop has a umask of its own, for checkpoints and tables
+        return builder.getOrCreate()
 
 
 def spelled(conf: dict[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def ensure_key(path: Path) -> str:
     also when two make it at once."""
     if not path.exists():
         fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        write_whole(fresh, f"{make_seed(secrets.token_bytes(SEED_BYTES))}\n".encode(), 0o600)
+        write_whole(fresh, f"{make_seed(secrets.token_bytes(SEED_BYTES))}\n".encode())
         with contextlib.suppress(FileExistsError):
             path.hardlink_to(fresh)
         fresh.unlink()

@@ -10,6 +10,7 @@ anything is written outside of it, and so is one that is open where the agent ha
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sqlite3
 import sys
@@ -25,6 +26,7 @@ from oncewire._ground.contracts import blocks
 from oncewire._ground.contracts.blocks import Confirmed, Ranges
 from oncewire._ground.errors import Refused, Unavailable
 from oncewire._ground.fields import columns
+from oncewire._ground.files import close_off, open_private
 from oncewire._ground.ledger import rules
 from oncewire._ground.ledger.keys import Place
 from oncewire._ground.ledger.packed import pack, pack_sending
@@ -114,6 +116,7 @@ class SqliteStore:
         self._check_path()
         try:
             with translated(self.path):
+                self._make_file()
                 self._db = sqlite3.connect(
                     self.path, isolation_level=None, check_same_thread=False, timeout=BUSY_MS / 1000
                 )
@@ -133,6 +136,15 @@ class SqliteStore:
         if self.path != MEMORY and (path.is_dir() or not path.parent.is_dir()):
             what = f"{path} is a folder" if path.is_dir() else f"the folder of the ledger does not exist: {path.parent}"
             raise Refused(what, hint="Make the folder, and name a file in it: --store sqlite:///folder/ledger.db")
+
+    def _make_file(self) -> None:
+        """For its owner alone: SQLite gives the WAL and the shared memory beside it the mode of the file."""
+        if self.path == MEMORY:
+            return
+        with contextlib.suppress(OSError):  # SQLite says what is wrong
+            os.close(open_private(Path(self.path), os.O_RDWR | os.O_CREAT))
+        for ending in ("", "-wal", "-shm"):
+            close_off(Path(f"{self.path}{ending}"))
 
     def _set_up(self) -> None:
         db = self.connection

@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from oncewire._ground.errors import AuthenticationFailed, Corrupt, InvalidSetting, NotFound, Unavailable
-from oncewire._ground.files import write_whole
+from oncewire._ground.files import make_folder, open_private, write_whole
 from oncewire._ground.http.principal import Principal
 from oncewire._ground.trust.grants import check_grants, is_within
 
@@ -133,8 +133,8 @@ class KeyFile:
     @contextmanager
     def _held(self) -> Iterator[None]:
         """One writer at a time. The lock is a file of its own, since the document is replaced."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_folder(self.path.parent)
+        lock = open_private(self.path.with_name(f"{self.path.name}.lock"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -143,7 +143,7 @@ class KeyFile:
 
     def _write(self, keys: list[ApiKey]) -> None:
         body = msgspec.json.format(msgspec.json.encode(_Document(keys=tuple(keys))), indent=2)
-        write_whole(self.path, body + b"\n", 0o600)
+        write_whole(self.path, body + b"\n")
         self._seen = None
 
     def _look(self, now_s: float) -> None:

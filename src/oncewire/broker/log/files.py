@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from oncewire._ground.errors import Conflict, InvalidSetting, OncewireError, PermissionDenied, Unavailable
+from oncewire._ground.files import make_folder, open_private
 
 _LOCK: Final = "lock"
 
@@ -55,7 +56,7 @@ class DiskFile:
     """A file on a disk."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
 
     def write(self, content: bytes) -> int:
         return os.write(self._fd, content)
@@ -79,12 +80,12 @@ class Disk:
         self._lock_fd = -1
         with translated(self.path):
             if is_locked:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folder(folder)
                 self._lock()
             self._names_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _lock(self) -> None:
-        self._lock_fd = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._lock_fd = open_private(self._folder / _LOCK, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from oncewire._ground.files import owner_only
 from oncewire.pipeline import tables
 from oncewire.pipeline.gold import frames, topics
 from oncewire.pipeline.gold.tables import CONSUMERS, DEAD_LETTERS, HEALTH, OUTCOMES, RUNS, STEPS, THROUGHPUT, USAGE
@@ -86,7 +87,7 @@ class Gold:
         answers = frame.mapInArrow(_Write(self._lake.root(table), table.name, f"{silver_has:010d}"), "answer binary")
         written = [pickle.loads(row.answer) for row in answers.collect()]  # noqa: S301 - our own executors wrote it
         self._lake.replace(handle, table, written, GOLD_APP, silver_has)
-        with translated(table.name):
+        with translated(table.name), owner_only():
             newest = self._lake.open(table)
             newest.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 

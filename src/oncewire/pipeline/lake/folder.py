@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oncewire._ground.errors import Refused
-from oncewire._ground.files import sync_folder
+from oncewire._ground.files import make_folder, open_private, owner_only, sync_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,7 +64,7 @@ class Folder:
         return DeltaTable(str(self._path), version=version)
 
     def make(self) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
+        make_folder(self._path)
 
     def sync_made(self, lake: object) -> None:
         for folder in (self._path, *self._path.parents):
@@ -86,9 +86,9 @@ class Folder:
         synced."""
         path = self._path
         if not (path.exists() and path.stat().st_size == len(content)):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             begun = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
-            with begun.open("wb") as file:
+            with os.fdopen(open_private(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -113,8 +113,9 @@ class Folder:
     def sink(self) -> pa.NativeFile:
         import pyarrow as pa
 
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        return pa.OSFile(str(self._path), "wb")
+        make_folder(self._path.parent)
+        with owner_only():
+            return pa.OSFile(str(self._path), "wb")
 
     def gone(self, paths: Sequence[str]) -> list[str]:
         return [one for one in paths if not (self._path / one).exists()]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncewire._ground.errors import Conflict
+from oncewire._ground.files import make_folder, open_private
 
 LOCK: Final = "_lock"
 STATE: Final = "_state.json"
@@ -25,8 +26,8 @@ STATE: Final = "_state.json"
 @contextmanager
 def held(lake: Path, *, what: str, since: str, name: object = "") -> Iterator[None]:
     """Hold the lake, by a lock in its folder or in the one beside it (`name` is its own). Conflict names who does."""
-    lake.mkdir(parents=True, exist_ok=True)
-    handle = os.open(lake / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_folder(lake)
+    handle = open_private(lake / LOCK, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +74,8 @@ def shown(who: dict[str, Any]) -> str:
 def write_state(lake: Path, state: dict[str, Any]) -> None:
     """How the streams stand, for `pipeline status`: whole or not at all."""
     begun = lake / f"{STATE}.new"
-    begun.write_text(json.dumps(state), "utf-8")
+    with os.fdopen(open_private(begun, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
+        file.write(json.dumps(state))
     begun.replace(lake / STATE)
 
 

@@ -27,6 +27,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyarrow.fs import FileSelector
 
 from oncewire._ground.errors import Conflict, Corrupt, InvalidSetting, Refused, Unavailable
+from oncewire._ground.files import owner_only
 from oncewire.pipeline.lake.bucket import refusal
 from oncewire.pipeline.lake.folder import LOG
 from oncewire.pipeline.lake.history import FACTS
@@ -142,14 +143,15 @@ class Lake:
         by = ["date"] if self.partition_by and table.is_dated else None
         place = self.place / table.name
         place.make()
-        made = DeltaTable.create(
-            str(place),
-            schema=Schema.from_arrow(table.schema),
-            mode="ignore",
-            partition_by=by,
-            configuration=_CONFIGURATION,
-            storage_options=place.options,
-        )
+        with owner_only():
+            made = DeltaTable.create(
+                str(place),
+                schema=Schema.from_arrow(table.schema),
+                mode="ignore",
+                partition_by=by,
+                configuration=_CONFIGURATION,
+                storage_options=place.options,
+            )
         self._sync_log(table, 0)
         place.sync_made(self.place)
         return made
@@ -205,7 +207,7 @@ class Lake:
 
     def clear(self, table: Table, retention_hours: int) -> None:
         """Remove the files that no version within the retention names, and log entries that nobody needs."""
-        with self._removing, translated(table.name):
+        with self._removing, translated(table.name), owner_only():
             handle = (self.place / table.name).delta()
             handle.vacuum(retention_hours, dry_run=False, enforce_retention_duration=False, full=True)
             handle.cleanup_metadata()
@@ -254,7 +256,7 @@ class Lake:
             custom_metadata={FACTS: json.dumps(facts)}, max_commit_retries=COMMIT_RETRIES_MAX, app_transactions=moved
         )
         before = handle.version()
-        with translated(table.name):
+        with translated(table.name), owner_only():
             handle.create_write_transaction(
                 actions,
                 mode,
