@@ -9,6 +9,7 @@ import pytest
 
 from oncewire.gateway import rooms
 from oncewire.gateway.rooms import Phase, Room, Say
+from oncewire.gateway.slabs import Slab, Slabs
 from tests.support.gatewaysim import Simulation
 
 Patch = pytest.MonkeyPatch
@@ -107,8 +108,8 @@ def what_arrives_during_a_reading_is_dropped(patch: Patch) -> None:
 def what_was_read_and_arrives_again_counts_twice(patch: Patch) -> None:
     """Unnumbered envelopes have no number by which a second one would be known."""
 
-    def loaded(self: Any, envelopes: Any, up_to: int) -> Any:
-        self._was_at, acts = self.place, original(self, envelopes, up_to)
+    def loaded(self: Any, envelopes: Any, up_to: int, archived: Any) -> Any:
+        self._was_at, acts = self.place, original(self, envelopes, up_to, archived)
         self.place = min(self.place, self._was_at)
         return acts
 
@@ -132,7 +133,7 @@ def a_member_that_fell_behind_skips_to_the_end(patch: Patch) -> None:
     original = Room.step
 
     def step(self: Any, member: Any) -> Any:
-        if member.phase is Phase.BEHIND and not member.fetch and not member.is_full:
+        if member.phase is Phase.BEHIND and member not in self._needing and not member.is_full:
             member.last = max(member.last, self.last)
         return original(self, member)
 
@@ -141,16 +142,49 @@ def a_member_that_fell_behind_skips_to_the_end(patch: Patch) -> None:
 
 @mutation
 def a_page_with_a_gap_is_sent_on(patch: Patch) -> None:
-    def fetched(self: Any, member: Any, number: int, envelopes: Any) -> Any:
-        if member.fetch != number or member not in self.members or member.phase is not Phase.BEHIND:
-            return []
-        member.fetch = 0
-        above = [one for one in envelopes if one.is_numbered and one.sequence > member.last]
-        if not above:
-            return [self._control(member, self._backlog_first - 1, self.epoch)]
-        return [self._replay(member, above), rooms.Pump(member)]
+    def after_fetch(self: Any, member: Any, page: Any) -> Any:
+        following = [one for one in page if one.sequence > member.last]
+        if following:
+            member.last = following[0].sequence - 1
+        return original(self, member, page)
+
+    original = Room._after_fetch
+    patch.setattr(Room, "_after_fetch", after_fetch)
+
+
+@mutation
+def a_page_answers_for_who_is_further_behind(patch: Patch) -> None:
+    """They are told that messages are gone which the page just does not reach back to."""
+
+    def fetched(self: Any, fetch: Any, envelopes: Any) -> Any:
+        if self.is_waiting_for(fetch):
+            fetch.after = min([member.last for member in self._needing], default=fetch.after)
+        return original(self, fetch, envelopes)
+
+    original = Room.fetched
+    patch.setattr(Room, "fetched", fetched)
+
+
+@mutation
+def who_waits_for_the_next_page_is_forgotten(patch: Patch) -> None:
+    original = Room.fetched
+
+    def fetched(self: Any, fetch: Any, envelopes: Any) -> Any:
+        acts = original(self, fetch, envelopes)
+        self._needing.clear()
+        return acts
 
     patch.setattr(Room, "fetched", fetched)
+
+
+@mutation
+def what_was_sent_of_a_stream_before_is_sent_of_the_next(patch: Patch) -> None:
+    patch.setattr(Slabs, "forget", lambda self, room: None)
+
+
+@mutation
+def a_member_in_the_middle_of_a_run_gets_all_of_it(patch: Patch) -> None:
+    patch.setattr(Slab, "behind", lambda self, sequence: self.data)
 
 
 @mutation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ class Hall:
         self.room = Room(Conversation(CONVERSATION), backlog)
         self.loads: list[Load] = []
         self.fetches: list[Fetch] = []
+        self.pumps: deque[Member] = deque()
         self.perform(self.room.open())
 
     def perform(self, acts: list[Act]) -> None:
@@ -26,12 +28,16 @@ class Hall:
                 for write in act.writes:
                     write(act.data)
             elif isinstance(act, Pump):
-                while (step := self.room.step(act.member)) is not None:
-                    self.perform([step])
+                self.pumps.append(act.member)
             elif isinstance(act, Fetch):
                 self.fetches.append(act)
             else:
                 self.loads.append(act)
+        while self.pumps:
+            if (step := self.room.step(self.pumps[0])) is None:
+                self.pumps.popleft()
+            else:
+                self.perform([step])
 
     def member(self) -> tuple[Member, list[dict[str, Any]]]:
         heard: list[dict[str, Any]] = []
@@ -66,8 +72,7 @@ def test_a_room_that_the_stream_forgot_begins_with_what_the_archive_knows() -> N
     for (member, _), after in zip(members, (None, 5, 2), strict=True):
         hall.perform(hall.room.join(member, after, "e1" if after else None))
     hall.perform(hall.room.loaded([], 0, Archived(5, "e1")))
-    for fetch in hall.fetches:
-        hall.perform(hall.room.fetched(fetch.member, fetch.number, []))
+    hall.perform(hall.room.fetched(hall.fetches.pop(), []))
     hall.perform(hall.room.arrived(messages(6, 6)))
     expected = [[("joined", 5), 6], [("joined", 5), 6], [("joined", 2), ("control", 5)]]
     assert expected == [[summary(frame) for frame in heard] for _, heard in members]
@@ -81,8 +86,8 @@ def test_what_the_archive_knew_before_the_stream_had_it_comes_once() -> None:
     hall.perform(hall.room.arrived(messages(1, 3)))
     hall.perform(hall.room.join(late, 0, "e1"))
     (fetch,) = hall.fetches
-    assert hall.room.last_place == 3, "up to there it may be read"
-    hall.perform(hall.room.fetched(late, fetch.number, messages(1, 2)))
+    assert (0, 3) == (fetch.after, fetch.end), "up to there it may be read"
+    hall.perform(hall.room.fetched(fetch, messages(1, 2)))
     assert [("joined", 2), 3] == [summary(frame) for frame in heard]
     assert [("joined", 0), 1, 2, 3] == [summary(frame) for frame in fetched]
 
@@ -93,7 +98,7 @@ def test_the_control_frame_leaves_room_for_what_is_said_while_history_is_fetched
     member, heard = hall.member()
     hall.perform(hall.room.loaded(messages(7, 10), 10))
     hall.perform(hall.room.join(member, 1, "e1"))
-    hall.perform(hall.room.fetched(member, hall.fetches.pop().number, messages(5, 8)))
+    hall.perform(hall.room.fetched(hall.fetches.pop(), messages(5, 8)))
     hall.perform(hall.room.arrived(messages(11, 12)))
     assert [("joined", 1), ("control", 8)] == [summary(frame) for frame in heard]
     hall.perform(hall.room.join(member, 8, "e1", is_resume=True))
@@ -112,7 +117,7 @@ def test_the_control_frame_names_nothing_that_is_gone_and_nothing_that_is_not_sa
     hall.perform(hall.room.loaded(messages(max(stored_from or 7, 11 - max(1, backlog)), 10), 10))
     hall.perform(hall.room.join(member, 0, "e1"))
     page = messages(stored_from, 10) if stored_from else []
-    hall.perform(hall.room.fetched(member, hall.fetches.pop().number, page))
+    hall.perform(hall.room.fetched(hall.fetches.pop(), page))
     assert ("control", up_to) == summary(heard[-1])
 
 
@@ -124,3 +129,21 @@ def test_who_waits_for_a_room_that_cannot_be_read_is_not_in_it() -> None:
     refused = [(one.member, one.frame) for one in hall.room.refuse_joining()]
     assert [(joining, "join_room"), (resuming, "resume_from_seq")] == refused
     assert hall.room.is_empty
+
+
+def test_a_crowd_behind_the_backlog_costs_one_page_at_a_time() -> None:
+    """However many wait for it, and wherever in it they are."""
+    hall = Hall(backlog=4)
+    crowd = [hall.member() for _ in range(60)]
+    hall.perform(hall.room.loaded(messages(37, 40), 40))
+    for number, (member, _) in enumerate(crowd):
+        hall.perform(hall.room.join(member, number % 20, "e1"))
+    pages = 0
+    while hall.fetches:
+        (fetch,) = hall.fetches
+        hall.fetches.clear()
+        pages += 1
+        hall.perform(hall.room.fetched(fetch, messages(fetch.after + 1, min(40, fetch.after + 16))))
+    assert 3 == pages
+    for number, (_, heard) in enumerate(crowd):
+        assert list(range(number % 20 + 1, 41)) == [summary(frame) for frame in heard[1:]]

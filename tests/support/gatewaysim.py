@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from typing import Any
 
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
 from oncewire.gateway.rooms import NOTHING_ARCHIVED, Act, Archived, Fetch, Load, Member, Phase, Pump, Room, Say
+from oncewire.gateway.slabs import Slabs
 from tests.support.gateway import reads_as_envelope
 
 CONVERSATION = "c"
@@ -57,6 +59,8 @@ class Log:
         """They grow here, so that a newer one is known."""
         self.names = 0
         self.epoch_of: dict[str, str | None] = {}
+        self.lost: set[str] = set()
+        """Envelopes that went when the stream was made anew or went back."""
 
     def _name(self) -> str:
         self.names += 1
@@ -71,6 +75,10 @@ class Log:
         name = self._name()
         self.epoch_of[name] = epoch
         self.stored.append(stored(self.places, sequence, epoch, name, is_numbered=is_numbered))
+
+    def lose(self, first: int) -> None:
+        self.lost |= {one.message_id for one in self.stored[first:]}
+        del self.stored[first:]
 
     def message(self) -> None:
         """As the relay does: the next number; above the stream's, under a new epoch, when the two disagree."""
@@ -109,6 +117,7 @@ class Node:
         self.place = log.places
         self.room: Room | None = None
         self.backlog = backlog
+        self.pumps: deque[Member] = deque()
         self.work: list[Load | Fetch] = []
         self.read: dict[Load | Fetch, tuple[list[Envelope], int]] = {}
         """What a reading has found, and has not told yet."""
@@ -127,6 +136,8 @@ class Simulation:
         self.problems: list[str] = []
         self.has_archive = self.chance.random() < 0.5
         """Whether the nodes can ask the database."""
+        self.slab_bytes = self.chance.choice([1, 600, 100_000])
+        """What the nodes keep of what they have sent: sometimes next to nothing."""
         self.rare = self.chance.random() < 0.5
         """Whether streams are made anew, put back and databases restored in this run."""
 
@@ -145,6 +156,7 @@ class Simulation:
 
     def _step(self) -> None:
         common = [self._publish] * 6 + [self._deliver] * 8 + [self._answer] * 6 + [self._client_acts] * 5
+        common += [self._pump] * 10
         rare = [
             self._trim,
             self._kill_one,
@@ -181,7 +193,7 @@ class Simulation:
         del self.log.stored[: self.chance.randrange(len(self.log.stored) + 1)]
 
     def _make_anew(self) -> None:
-        self.log.stored.clear()
+        self.log.lose(0)
         self.log.places = 0
         self.log.made += 1
 
@@ -190,7 +202,7 @@ class Simulation:
         lost = self.chance.randrange(1, 4)
         for one in self.log.stored[-lost:]:
             self.log.places = min(self.log.places, one.place - 1)
-        del self.log.stored[-lost:]
+        self.log.lose(max(0, len(self.log.stored) - lost))
         self.log.made += 1
 
     def _restore_database(self) -> None:
@@ -237,7 +249,7 @@ class Simulation:
         node.work.remove(work)
         found, end = node.read.pop(work)
         if isinstance(work, Fetch):
-            self._perform(node, node.room.fetched(work.member, work.number, found))
+            self._perform(node, node.room.fetched(work, found))
         elif node.room.is_waiting_for(work):
             self._perform(node, node.room.loaded(found, end, self._archived(work, found)))
 
@@ -252,6 +264,7 @@ class Simulation:
                 client.node = client.member = None
         if node.room.is_empty:
             node.room, node.work, node.read = None, [], {}
+            node.pumps.clear()
 
     def _archived(self, load: Load, found: list[Envelope]) -> Archived:
         """Asked for after the stream was found empty: messages may have come in between."""
@@ -261,10 +274,8 @@ class Simulation:
     def _read(self, work: Load | Fetch) -> tuple[list[Envelope], int]:
         log = self.log.stored
         if isinstance(work, Fetch):
-            member = work.member
-            above = [one for one in log if one.is_numbered and one.sequence > member.last]
-            page = [one for one in above if member.place < one.place]  # it may reach beyond what the room has
-            return page[: self.chance.randint(1, 3)], 0
+            above = [one for one in log if one.is_numbered and one.sequence > work.after and work.place < one.place]
+            return above[: self.chance.randint(1, 6)], 0  # it may reach beyond what the room has
         end = max(work.up_to, log[-1].place if log else 0)
         if work.after is not None:
             return [one for one in log if one.place > work.after], end
@@ -277,14 +288,19 @@ class Simulation:
                 for write in act.writes:
                     write(act.data)
             elif isinstance(act, Pump):
-                assert node.room is not None
-                steps = 0
-                while (step := node.room.step(act.member)) is not None:
-                    self._perform(node, [step])
-                    steps += 1
-                    assert steps < 1_000, "a member is never done"
+                node.pumps.append(act.member)
             else:
                 node.work.append(act)
+
+    def _pump(self) -> None:
+        """A step for a few members, in turn."""
+        node = self.chance.choice(self.nodes)
+        for _ in range(min(len(node.pumps), self.chance.randint(1, 8))):
+            member = node.pumps.popleft()
+            step = node.room.step(member) if node.room is not None else None
+            if step is not None:
+                self._perform(node, [step])
+                node.pumps.append(member)
 
     # ---- a client
 
@@ -317,7 +333,7 @@ class Simulation:
 
         client.member = Member(client, write)
         if node.room is None:
-            node.room = Room(Conversation(CONVERSATION), self.backlog)
+            node.room = Room(Conversation(CONVERSATION), self.backlog, Slabs(self.slab_bytes))
             self._perform(node, node.room.open())
         is_live_only = client.last is None or self.chance.random() < 0.1
         if is_live_only:
@@ -357,6 +373,7 @@ class Simulation:
             if reads_as_envelope(frame) and "event" not in frame:
                 self._wrong(f"the reference client takes {frame} for an envelope")
             if "control" in frame:
+                self._check_control(client)
                 client.asked_to_resume = frame["control"]["upToSequence"]
                 client.epoch = frame["control"]["epoch"]
             elif frame.get("type") == "joined":
@@ -374,7 +391,20 @@ class Simulation:
             else:
                 self._other(client, frame)
 
+    def _check_control(self, client: Client) -> None:
+        """Nobody is sent elsewhere for what the stream has."""
+        kept = {one.sequence for one in self.log.stored if one.is_numbered}
+        if (
+            not self.rare
+            and client.last is not None
+            and kept >= set(range(client.last + 1, self.log.database_last + 1))
+        ):
+            self._wrong(f"client {client.name} is to fetch what the stream has behind {client.last}")
+
     def _numbered(self, client: Client, frame: dict[str, Any]) -> None:
+        assert client.node is not None
+        if frame["event"]["messageId"] in self.log.lost and client.node.made == self.log.made:
+            self._wrong(f"client {client.name} got {frame['sequence']} of a stream that is no more")
         if client.last is None or frame["sequence"] != client.last + 1:
             self._wrong(f"client {client.name} got {frame['sequence']} after {client.last}")
         epoch = self.log.epoch_of[frame["event"]["messageId"]]
@@ -406,6 +436,7 @@ class Simulation:
             for _ in range(10):
                 self._deliver()
                 self._answer()
+                self._pump()
             for client in self.clients:
                 if client.node is None:
                     self._connect(client)
@@ -428,4 +459,5 @@ class Simulation:
 
     def _is_calm(self) -> bool:
         is_read = all(node.made == self.log.made and node.place >= self.log.places for node in self.nodes)
+        is_read = is_read and not any(node.pumps for node in self.nodes)
         return is_read and not any(node.work for node in self.nodes) and all(map(self._has_all, self.clients))

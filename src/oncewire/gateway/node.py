@@ -11,8 +11,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from oncewire._ground.contracts.headers import EPOCH, NODE, TENANT
@@ -29,6 +29,7 @@ from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_enve
 from oncewire.gateway.history import Archive, History
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
+from oncewire.gateway.slabs import Slabs
 from oncewire.gateway.tokens import Tokens
 
 BUSY_WRITES: Final = 500
@@ -38,6 +39,10 @@ HEARTBEAT_S: Final = 2.0
 """How often the server says that it has nothing new: two are missed, and this node is not ready."""
 RETRY_S: Final = 0.25
 RETRY_S_MAX: Final = 2.0
+READS_AT_ONCE_MAX: Final = 8
+"""Readings of the stream for rooms; the others wait for their turn."""
+PUMP_STEPS: Final = 32
+"""Writes to members that are behind before everybody else has a turn."""
 LINGER_S: Final = 30.0
 """How long a room without members keeps its backlog: clients that lost their connection come back."""
 
@@ -89,6 +94,10 @@ class Node:
         self._reading: asyncio.Task[None] | None = None
         self._is_begun = asyncio.Event()
         self._lingering: dict[Conversation, float] = {}
+        self._turns = asyncio.Semaphore(READS_AT_ONCE_MAX)
+        self._slabs = Slabs()
+        self._pumps: deque[tuple[Room, Member]] = deque()
+        self._is_pumping = False
 
     # ---- from start to stop
 
@@ -273,7 +282,7 @@ class Node:
         """The room of a conversation, which begins to be read when it is new."""
         room = self.rooms.get(conversation)
         if room is None:
-            room = self.rooms[conversation] = Room(conversation, self.limits.backlog_size)
+            room = self.rooms[conversation] = Room(conversation, self.limits.backlog_size, self._slabs)
             self._listen_to(conversation)
             self.perform(room, room.open())
         return room
@@ -311,7 +320,7 @@ class Node:
             self._discard(conversation)
 
     def _discard(self, conversation: Conversation) -> None:
-        del self.rooms[conversation]
+        self._slabs.forget(self.rooms.pop(conversation))
         self._no_longer(conversation)
         self._lingering.pop(conversation, None)
 
@@ -327,7 +336,7 @@ class Node:
             if isinstance(act, Say):
                 self._say(act)
             elif isinstance(act, Pump):
-                self._pump(room, act.member)
+                self._pump_later(room, act.member)
             elif isinstance(act, Fetch):
                 self.spawn(self._fetch(room, act))
             else:
@@ -339,19 +348,36 @@ class Node:
         for write in act.writes:
             write(data)
 
-    def _pump(self, room: Room, member: Member) -> None:
-        while (act := room.step(member)) is not None:
-            self.perform(room, [act])
+    def _pump_later(self, room: Room, member: Member) -> None:
+        self._pumps.append((room, member))
+        if not self._is_pumping:
+            self._is_pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """A step for each member in turn, and not too many at a time: a crowd that comes back holds nobody else up."""
+        try:
+            for _ in range(min(PUMP_STEPS, len(self._pumps))):
+                room, member = self._pumps.popleft()
+                act = room.step(member)
+                if act is not None:
+                    self.perform(room, [act])
+                    self._pumps.append((room, member))
+        finally:
+            self._is_pumping = bool(self._pumps)
+            if self._pumps:
+                asyncio.get_running_loop().call_soon(self._pump)
 
     async def _load(self, room: Room, act: Load) -> None:
         delay = RETRY_S
         while self.rooms.get(room.conversation) is room:
             stream = self.incarnation
             try:
-                if act.after is None:
-                    tail = await self.history.tail(room.conversation, self.limits.backlog_size, act.up_to)
-                else:
-                    tail = await self.history.behind(room.conversation, act.after, act.up_to)
+                async with self._turn():
+                    if act.after is None:
+                        tail = await self.history.tail(room.conversation, self.limits.backlog_size, act.up_to)
+                    else:
+                        tail = await self.history.behind(room.conversation, act.after, act.up_to)
             except OncewireError as error:
                 log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
                 for joining in room.refuse_joining():
@@ -366,19 +392,27 @@ class Node:
                 self.perform(room, room.loaded(*tail))
             return
 
+    @contextlib.asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """The right to read, of a few at a time. Who waits for it is told at once that NATS is away."""
+        async with self._turns:
+            if self.problem:
+                raise Unavailable(self.problem)
+            yield
+
     async def _fetch(self, room: Room, act: Fetch) -> None:
-        member, delay = act.member, RETRY_S
-        while member.fetch == act.number and member in room.members:
+        delay = RETRY_S
+        while self.rooms.get(room.conversation) is room and room.is_waiting_for(act):
             try:
-                self.counts["pages"] += 1
-                end = room.last_place
-                found = await self.history.page(room.conversation, member.last, member.place, end)
+                async with self._turn():
+                    self.counts["pages"] += 1
+                    page = await self.history.page(room.conversation, act.after, act.place, act.end)
             except OncewireError as error:
                 log.warning("room %s cannot be read: %s", room.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
-            self.perform(room, room.fetched(member, act.number, found))
+            self.perform(room, room.fetched(act, page))
             return
 
     # ---- channels

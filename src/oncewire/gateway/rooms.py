@@ -27,18 +27,22 @@ Methods return what the shell must do, in this order. `Load` and `Fetch` are ans
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
+from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
 from oncewire._ground.errors import OncewireError
 from oncewire.gateway.frames import Conversation, Envelope, control_frame, joined_frame
+from oncewire.gateway.slabs import Slab, Slabs
 
 HELD_MAX: Final = 256
 """Unnumbered envelopes that wait for a message, in a room and for a member. Beyond that the oldest are dropped."""
-STEP_BYTES: Final = 256 * 1024
-"""What a member that is behind gets in one write: then its buffer is looked at again."""
+
+_sequence = attrgetter("sequence")
 
 Write = Callable[[bytes], None]
 """A member's way out: the shell's, called by the shell."""
@@ -72,7 +76,7 @@ class Owner(Protocol):
 class Member:
     """One connection in a room. `last` is the sequence of the last message that it got, or said it has."""
 
-    __slots__ = ("epoch", "fetch", "held", "is_full", "is_open", "last", "owner", "phase", "place", "write")
+    __slots__ = ("epoch", "held", "is_full", "is_open", "last", "owner", "phase", "place", "write")
 
     def __init__(self, owner: Owner, write: Write) -> None:
         self.owner = owner
@@ -86,8 +90,6 @@ class Member:
         self.place = 0
         """A stream sequence at or before which `last` stands; 0 when that is not known."""
         self.held: deque[Envelope] | None = None
-        self.fetch = 0
-        """The number of the `Fetch` that is under way, 0 for none."""
         self.is_full = False
         """The shell says that its buffer is full."""
 
@@ -114,17 +116,19 @@ class Load:
 
 
 class Fetch:
-    """Read messages above the member's `last` from the stream, and answer with `fetched` and this number."""
+    """Read a page of messages above the sequence `after`, up to the place `end`, and answer with `fetched`: one page
+    for all members that need it. `place` is where `after` stands or before that, 0 when it is not known."""
 
-    __slots__ = ("member", "number")
+    __slots__ = ("after", "end", "place")
 
-    def __init__(self, member: Member, number: int) -> None:
-        self.member = member
-        self.number = number
+    def __init__(self, after: int, place: int, end: int) -> None:
+        self.after = after
+        self.place = place
+        self.end = end
 
 
 class Pump:
-    """Call `step` for this member as long as it returns something and the member's buffer has room."""
+    """Call `step` for this member, soon and in turn with others, until it returns None."""
 
     __slots__ = ("member",)
 
@@ -156,8 +160,9 @@ class Joining:
 class Room:
     """See the module's head."""
 
-    def __init__(self, conversation: Conversation, backlog_size: int) -> None:
+    def __init__(self, conversation: Conversation, backlog_size: int, slabs: Slabs | None = None) -> None:
         self.conversation = conversation
+        self.slabs = slabs or Slabs()
         self.backlog: deque[Envelope] = deque(maxlen=backlog_size)
         """Numbered messages without a gap; the newest is the room's last."""
         self.last = 0
@@ -175,8 +180,10 @@ class Room:
         """What came while the subject was being read."""
         self._joining: list[Joining] = []
         self._held: deque[Envelope] = deque()
-        self._fetches = 0
         self._loading: Load | None = None
+        self._fetching: Fetch | None = None
+        self._needing: dict[Member, None] = {}
+        """Members that need what only the stream has."""
         self._is_fresh = True
         """Nothing is known yet, or nothing that was known counts any more."""
 
@@ -205,7 +212,9 @@ class Room:
         for member in self.members:
             member.epoch = member.epoch or self.epoch
             member.held = None
-            member.fetch = 0
+        self._needing.clear()
+        self._fetching = None
+        self.slabs.forget(self)
         self.backlog.clear()
         self._held.clear()
         self._arrived.clear()
@@ -222,9 +231,9 @@ class Room:
     def is_loading(self) -> bool:
         return self._loading is not None
 
-    def is_waiting_for(self, load: Load) -> bool:
+    def is_waiting_for(self, reading: Load | Fetch) -> bool:
         """Whether the answer to this reading still counts."""
-        return self._loading is load
+        return reading is self._loading or reading is self._fetching
 
     def arrived(self, envelopes: Sequence[Envelope]) -> list[Act]:
         """What the node's reader brought, in the order of the stream."""
@@ -390,6 +399,7 @@ class Room:
         if not self.is_loading and not is_ahead:
             return self._enter(joining)
         self.live.pop(member, None)
+        self._needing.pop(member, None)
         member.phase = Phase.WAITING
         self._joining.append(joining)
         return [] if self.is_loading else self._load(self.last_place)
@@ -399,8 +409,9 @@ class Room:
         self.members[member] = None
         self.live.pop(member, None)
         member.phase = Phase.BEHIND
+        self._needing.pop(member, None)
         member.held = None
-        member.place = member.fetch = 0
+        member.place = 0
         member.is_open = joining.after is None and (self.last, self.epoch) == NOTHING_ARCHIVED
         member.last = self.last if joining.after is None else joining.after
         member.epoch = self.epoch if joining.after is None else joining.epoch
@@ -430,13 +441,14 @@ class Room:
                 acts.append(self._control(member, member.last if wrong is None else wrong, self.epoch))
             else:
                 self._fall_behind(member)
-                member.place = member.fetch = 0
+                member.place = 0
                 member.is_open = member.is_open and self.last == 0
                 acts += [*self._tell_epoch(member, self.epoch), Pump(member)]
         return acts
 
     def _control(self, member: Member, up_to: int, epoch: str | None) -> Act:
         self.live.pop(member, None)
+        self._needing.pop(member, None)
         member.phase = Phase.WAITING
         member.held = None
         return Say((member.write,), control_frame(self.conversation.id, up_to, epoch))
@@ -451,6 +463,7 @@ class Room:
     def leave(self, member: Member) -> None:
         self.members.pop(member, None)
         self.live.pop(member, None)
+        self._needing.pop(member, None)
         self._joining = [one for one in self._joining if one.member is not member]
 
     def full(self, member: Member) -> None:
@@ -471,18 +484,21 @@ class Room:
 
     def step(self, member: Member) -> Act | None:
         """The next thing for a member that is behind; None when there is nothing to do for it now."""
-        if member.phase is not Phase.BEHIND or member.fetch or member.is_full or member not in self.members:
+        if member.phase is not Phase.BEHIND or member.is_full or member not in self.members or member in self._needing:
             return None
         if self._is_fresh:
             return None  # nobody knows yet what there is
         if member.last >= self.last:
             return self._go_live(member)
+        slab = self.slabs.find(self, member.last + 1)
+        if slab is not None:
+            return self._replay(member, slab)
         first = self._backlog_first
         if member.last + 1 < first:
-            self._fetches += 1
-            member.fetch = self._fetches
-            return Fetch(member, member.fetch)
-        return self._replay(member, [self.backlog[at] for at in range(member.last + 1 - first, len(self.backlog))])
+            self._needing[member] = None
+            return self._fetch_next()
+        following = islice(self.backlog, member.last + 1 - first, None)
+        return self._replay(member, self.slabs.add(Slab(self, following)))
 
     def _go_live(self, member: Member) -> Act | None:
         member.phase = Phase.LIVE
@@ -490,41 +506,55 @@ class Room:
         held, member.held = member.held, None
         return Say((member.write,), b"".join([one.frame for one in held])) if held else None
 
-    def _replay(self, member: Member, envelopes: Iterable[Envelope]) -> Act:
-        """Messages that follow on the member's last, as many as one write takes."""
-        frames: list[bytes] = []
-        size = 0
-        for one in envelopes:
-            frames.append(one.replay_frame)
-            size += len(one.replay_frame)
-            member.last, member.place = one.sequence, one.place
-            if size >= STEP_BYTES:
-                break
-        return Say((member.write,), b"".join(frames))
+    def _replay(self, member: Member, slab: Slab) -> Act:
+        """What follows on the member's last, as much as one write takes."""
+        data = slab.behind(member.last)
+        member.last, member.place = slab.last, slab.place
+        return Say((member.write,), data)
 
-    def fetched(self, member: Member, number: int, envelopes: Sequence[Envelope]) -> list[Act]:
-        """A page from the stream, for a member that is further behind than the backlog reaches. What the room itself
-        does not have yet is left out: it comes to all, and would come to this member twice.
+    def _fetch_next(self) -> Fetch | None:
+        """One page at a time, from the member on that is furthest behind; those who need it too wait for it."""
+        if self._fetching is not None or not self._needing:
+            return None
+        lowest = min(self._needing, key=lambda member: member.last)
+        self._fetching = Fetch(lowest.last, lowest.place, self.last_place)
+        return self._fetching
 
-        An empty page says that the stream holds nothing between the member's last and the backlog.
+    def fetched(self, fetch: Fetch, envelopes: Sequence[Envelope]) -> list[Act]:
+        """A page from the stream, which reaches further back than the backlog. What the room itself does not have yet
+        is left out: it comes to all, and would come to these members twice.
+
+        An empty page says that the stream holds nothing between `after` and the backlog.
         """
-        if member.fetch != number or member.phase is not Phase.BEHIND or member not in self.members:
+        if self._fetching is not fetch:
             return []
-        member.fetch = 0
-        above = [one for one in envelopes if one.is_numbered and member.last < one.sequence <= self.last]
-        fresh: list[Envelope] = []
-        for one in above:
-            if one.sequence == member.last + 1 + len(fresh):
-                fresh.append(one)
-        if not fresh:
-            edge = min([self._backlog_first, *(one.sequence for one in above)]) - 1
-            return [self._control(member, max(edge, self._later_position), self.epoch)]
+        self._fetching = None
+        page: list[Envelope] = []
+        for one in envelopes:
+            if one.is_numbered and (page[-1].sequence if page else fetch.after) < one.sequence <= self.last:
+                page.append(one)
+        self._shelve(page)
         acts: list[Act] = []
-        while fresh:
-            before = member.last
-            acts.append(self._replay(member, fresh))
-            fresh = fresh[member.last - before :]
-        return [*acts, Pump(member)]
+        for member in list(self._needing):
+            if member.last >= fetch.after and (not page or member.last < page[-1].sequence):
+                del self._needing[member]
+                acts.append(self._after_fetch(member, page))
+        following = self._fetch_next()
+        return [*acts, following] if following is not None else acts
+
+    def _shelve(self, page: list[Envelope]) -> None:
+        at = 0
+        while at < len(page):
+            slab = self.slabs.find(self, page[at].sequence) or self.slabs.add(Slab(self, islice(page, at, None)))
+            at += slab.last - page[at].sequence + 1
+
+    def _after_fetch(self, member: Member, page: list[Envelope]) -> Act:
+        """On with it, or, where the page does not follow on what it has, the control frame."""
+        at = bisect_right(page, member.last, key=_sequence)
+        if at < len(page) and page[at].sequence == member.last + 1:
+            return Pump(member)
+        edge = min([self._backlog_first, *(one.sequence for one in page[at : at + 1])]) - 1
+        return self._control(member, max(edge, self._later_position), self.epoch)
 
 
 def _is_pump(act: Act) -> bool:
