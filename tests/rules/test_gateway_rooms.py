@@ -147,3 +147,16 @@ def test_a_crowd_behind_the_backlog_costs_one_page_at_a_time() -> None:
     assert 3 == pages
     for number, (_, heard) in enumerate(crowd):
         assert list(range(number % 20 + 1, 41)) == [summary(frame) for frame in heard[1:]]
+
+
+def test_a_member_that_knows_more_than_a_reading_that_had_begun_is_read_for() -> None:
+    """It comes from another node while this one reads what was there before: it is not sent to fetch history."""
+    hall = Hall()
+    member, heard = hall.member()
+    first = hall.loads.pop()
+    hall.perform(hall.room.join(member, 6, "e1"))
+    hall.perform(hall.room.loaded(messages(1, 4), 4))
+    (second,) = hall.loads
+    assert (None, 4) == (first.after, second.after)
+    hall.perform(hall.room.loaded(messages(5, 7), 7))
+    assert [("joined", 6), 7] == [summary(frame) for frame in heard]

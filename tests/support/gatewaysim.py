@@ -394,11 +394,8 @@ class Simulation:
     def _check_control(self, client: Client) -> None:
         """Nobody is sent elsewhere for what the stream has."""
         kept = {one.sequence for one in self.log.stored if one.is_numbered}
-        if (
-            not self.rare
-            and client.last is not None
-            and kept >= set(range(client.last + 1, self.log.database_last + 1))
-        ):
+        lacks = set(range((client.last or 0) + 1, self.log.database_last + 1))
+        if not self.rare and client.last is not None and lacks and kept >= lacks:
             self._wrong(f"client {client.name} is to fetch what the stream has behind {client.last}")
 
     def _numbered(self, client: Client, frame: dict[str, Any]) -> None:

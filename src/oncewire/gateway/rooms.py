@@ -143,13 +143,15 @@ class Joining:
     """What a client asked for: `after` is None for live only. Who resumes is in the room already,
     and is told the epoch only if it names none."""
 
-    __slots__ = ("after", "epoch", "is_resume", "member")
+    __slots__ = ("after", "epoch", "is_looked_for", "is_resume", "member")
 
     def __init__(self, member: Member, after: int | None, epoch: str | None, is_resume: bool) -> None:
         self.member = member
         self.after = after
         self.epoch = epoch
         self.is_resume = is_resume
+        self.is_looked_for = False
+        """A reading began since it was asked."""
 
     @property
     def frame(self) -> str:
@@ -178,7 +180,7 @@ class Room:
         """Unnumbered envelopes that waited in vain."""
         self._arrived: list[Envelope] = []
         """What came while the subject was being read."""
-        self._joining: list[Joining] = []
+        self._joining: dict[Member, Joining] = {}
         self._held: deque[Envelope] = deque()
         self._loading: Load | None = None
         self._fetching: Fetch | None = None
@@ -224,6 +226,8 @@ class Room:
         return self._load(None)
 
     def _load(self, after: int | None) -> list[Act]:
+        for joining in self._joining.values():
+            joining.is_looked_for = True
         self._loading = Load(after, self._arrived[-1].place if self._arrived else 0)
         return [self._loading]
 
@@ -271,9 +275,13 @@ class Room:
         self.place = max(self.place, up_to)
         acts += self.arrived(arrived)
         if not self.is_loading:
-            joining, self._joining = self._joining, []
-            for asked in joining:
-                acts += self._enter(asked)
+            joining, self._joining = self._joining, {}
+            for asked in joining.values():
+                if self._is_ahead(asked):
+                    self._joining[asked.member] = asked
+                else:
+                    acts += self._enter(asked)
+            acts += self._load(self.last_place) if self._joining else []
         return sorted(acts, key=_is_pump)  # a pump goes by what is known now: what was decided before it is said first
 
     def _catch_up(self, envelopes: Sequence[Envelope], acts: list[Act]) -> None:
@@ -392,17 +400,19 @@ class Room:
         self, member: Member, after: int | None, epoch: str | None = None, *, is_resume: bool = False
     ) -> list[Act]:
         """A connection enters, or says anew where it stands: what it said before and still waits counts no more."""
-        waiting = [one for one in self._joining if one.member is member]
-        self._joining = [one for one in self._joining if one.member is not member]
-        joining = Joining(member, after, epoch, is_resume and all(one.is_resume for one in waiting))
-        is_ahead = after is not None and after > self.last  # it may have been elsewhere, where more was known
-        if not self.is_loading and not is_ahead:
+        waiting = self._joining.pop(member, None)
+        joining = Joining(member, after, epoch, is_resume and (waiting is None or waiting.is_resume))
+        if not self.is_loading and not self._is_ahead(joining):
             return self._enter(joining)
         self.live.pop(member, None)
         self._needing.pop(member, None)
         member.phase = Phase.WAITING
-        self._joining.append(joining)
+        self._joining[member] = joining
         return [] if self.is_loading else self._load(self.last_place)
+
+    def _is_ahead(self, joining: Joining) -> bool:
+        """Whether it may have been elsewhere, where more was known: then the stream is read first."""
+        return joining.after is not None and joining.after > self.last and not joining.is_looked_for
 
     def _enter(self, joining: Joining) -> list[Act]:
         member = joining.member
@@ -455,16 +465,16 @@ class Room:
 
     def refuse_joining(self) -> list[Joining]:
         """The subject cannot be read now: who waits for that is not in the room, and has to ask again."""
-        joining, self._joining = self._joining, []
-        for one in joining:
-            self.leave(one.member)
-        return joining
+        joining, self._joining = self._joining, {}
+        for member in joining:
+            self.leave(member)
+        return list(joining.values())
 
     def leave(self, member: Member) -> None:
         self.members.pop(member, None)
         self.live.pop(member, None)
         self._needing.pop(member, None)
-        self._joining = [one for one in self._joining if one.member is not member]
+        self._joining.pop(member, None)
 
     def full(self, member: Member) -> None:
         """Its buffer is full: nothing more is written to it before `drained`."""
