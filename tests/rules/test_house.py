@@ -30,7 +30,7 @@ PURE += [f"_ground/topology/{name}.py" for name in ("text", "units", "values")]
 PURE += [f"broker/{name}.py" for name in ("desk", "dispatch", "idempotency", "image", "messages", "state")]
 PURE += [f"broker/{name}.py" for name in ("upkeep", "view", "log/format")]
 PURE += [f"broker/jetstream/{name}.py" for name in ("names", "ops", "packed")]
-PURE += [f"gateway/client/{name}.py" for name in ("actions", "sse")]
+PURE += [f"gateway/client/{name}.py" for name in ("actions", "followed", "sse")]
 IMPURE = {"asyncio", "io", "os", "pathlib", "random", "secrets", "socket", "subprocess", "threading", "time", "uuid"}
 CLOCK = {"now", "utcnow", "today"}
 

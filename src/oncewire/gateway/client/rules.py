@@ -9,10 +9,9 @@ message that was done. What history no longer has is told as a gap, in its place
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Literal
 
-from msgspec import UNSET, Struct
+from msgspec import UNSET
 
 from oncewire.gateway.client.actions import (
     Action,
@@ -34,6 +33,7 @@ from oncewire.gateway.client.actions import (
     Send,
     State,
 )
+from oncewire.gateway.client.followed import Followed, Item, Repair
 
 MESSAGE = "chat.message.created"
 JOIN = "join_room"
@@ -44,66 +44,6 @@ DEAD = 4000
 """The close code for a connection on which nothing is heard any more."""
 
 
-class _Item(Struct, frozen=True):
-    """In a room's queue: a message, a gap, or (neither) a number that needs no handler."""
-
-    sequence: int
-    envelope: Frame | None = None
-    gap: Missing | None = None
-
-
-class _Repair(Struct):
-    """History is being fetched."""
-
-    up_to: int
-    after: int
-    failures: int
-    retry_at: int | None = None
-
-
-class _Room:
-    """What is known about one room."""
-
-    def __init__(self, name: str, sequence: int | None, epoch: str | None, mode: str, client_id: str | None) -> None:
-        self.name = name
-        self.mode = mode
-        self.client_id = client_id
-        self.epoch = epoch
-        self.received = sequence
-        """The last sequence that was taken in."""
-        self.done = sequence
-        """The last sequence whose handler is done."""
-        self.acked: int | None = None
-        """The last sequence that this connection acknowledged."""
-        self.is_joined = False
-        self.is_open = False
-        """It had no message when it was joined: the gateway says where it begins once it has one."""
-        self.queue: deque[_Item] = deque()
-        """The first one may be in the handler's hands."""
-        self.is_busy = False
-        self.is_behind = False
-        """The queue was full: what came then is asked for again."""
-        self.failures = 0
-        self.retry_at: int | None = None
-        self.refusals = 0
-        """Joins in a row that the gateway refused for now."""
-        self.join_at: int | None = None
-        """When the next one is sent."""
-        self.asked_after: int | None = None
-        """The position at which a jump was already asked about."""
-        self.asked_at = 0
-        """When that was: what was on its way then may still come."""
-        self.repair: _Repair | None = None
-        self.repairs = 0
-        """Numbers repairs, so that an answer to an old one is told from an answer to this one."""
-        self.unhelped = 0
-        """Repairs in a row after which no message came: then the next one waits."""
-        self.seen: dict[str, None] = {}
-        self.new_epoch: str | None = None
-        """What the gateway said on joining."""
-        self.presence: Frame | None = None
-
-
 class Rules:
     """Each event is a method. `now` is in milliseconds; `random` in [0, 1) spreads what would come together."""
 
@@ -111,7 +51,7 @@ class Rules:
         self.limits = limits or Limits()
         self.phase: Phase = "idle"
         self._attempts = 0
-        self._rooms: dict[str, _Room] = {}
+        self._rooms: dict[str, Followed] = {}
         self._actions: list[Action] = []
         self._now = 0
         self._random = 0.5
@@ -190,7 +130,7 @@ class Rules:
         for room in self._rooms.values():
             self._out(room)
 
-    def _out(self, room: _Room) -> None:
+    def _out(self, room: Followed) -> None:
         """The gateway does not have this client in the room: it must be joined again."""
         room.is_joined = False
         room.join_at = None
@@ -272,12 +212,12 @@ class Rules:
         """Follow a room: behind `sequence`, behind what was acknowledged (`acked`), or from now on."""
         actions = self._begin(now)
         if name not in self._rooms:
-            self._rooms[name] = _Room(name, sequence, epoch, mode, client_id)
+            self._rooms[name] = Followed(name, sequence, epoch, mode, client_id)
             if self.phase == "open":
                 self._join(self._rooms[name])
         return actions
 
-    def _join(self, room: _Room) -> None:
+    def _join(self, room: Followed) -> None:
         room.join_at = None
         frame: Frame = {"type": JOIN, "conversationId": room.name}
         if room.client_id is not None:
@@ -311,7 +251,7 @@ class Rules:
                 self._send_presence(room, room.presence)
         return actions
 
-    def _send_presence(self, room: _Room, presence: Frame) -> None:
+    def _send_presence(self, room: Followed, presence: Frame) -> None:
         self._send({"type": "presence", "conversationId": room.name, **presence})
 
     # ---- frames
@@ -382,14 +322,14 @@ class Rules:
         self._take_message(room, envelope)
         self._pump(room)
 
-    def _resume(self, room: _Room) -> None:
+    def _resume(self, room: Followed) -> None:
         room.asked_after, room.asked_at = room.received, self._now
         frame: Frame = {"type": RESUME, "conversationId": room.name, "sequence": room.received}
         if room.epoch is not None:
             frame["epoch"] = room.epoch
         self._send(frame)
 
-    def _take_message(self, room: _Room, envelope: Frame) -> None:
+    def _take_message(self, room: Followed, envelope: Frame) -> None:
         sequence: int = envelope["sequence"]
         if room.received is not None and sequence <= room.received:
             return
@@ -402,16 +342,16 @@ class Rules:
             room.seen[message_id] = None
             if len(room.seen) > self.limits.seen_most:
                 del room.seen[next(iter(room.seen))]
-        self._take(room, _Item(sequence, None if is_known else envelope))
+        self._take(room, Item(sequence, None if is_known else envelope))
 
-    def _take(self, room: _Room, item: _Item) -> None:
+    def _take(self, room: Followed, item: Item) -> None:
         room.is_open = False
         room.received = item.sequence
         room.queue.append(item)
 
     # ---- the handler
 
-    def _pump(self, room: _Room) -> None:
+    def _pump(self, room: Followed) -> None:
         while not room.is_busy and room.retry_at is None and room.queue:
             item = room.queue[0]
             if item.envelope is not None:
@@ -423,7 +363,7 @@ class Rules:
                 continue
             room.is_busy = True
 
-    def _done(self, room: _Room) -> None:
+    def _done(self, room: Followed) -> None:
         room.done = room.queue.popleft().sequence
         room.failures = 0
         if room.is_joined:
@@ -457,7 +397,7 @@ class Rules:
             actions.append(Problem(name, message))
         return actions
 
-    def _busy(self, name: str, sequence: int) -> _Room | None:
+    def _busy(self, name: str, sequence: int) -> Followed | None:
         room = self._rooms.get(name)
         return room if room is not None and room.is_busy and room.queue[0].sequence == sequence else None
 
@@ -466,7 +406,7 @@ class Rules:
         for room in self._rooms.values():
             self._ack(room)
 
-    def _ack(self, room: _Room) -> None:
+    def _ack(self, room: Followed) -> None:
         if room.is_joined and room.done and room.done != room.acked:
             room.acked = room.done
             self._send({"type": "ack", "conversationId": room.name, "sequence": room.done})
@@ -482,18 +422,18 @@ class Rules:
                 continue
             self._repair(room, control["upToSequence"])
 
-    def _repair(self, room: _Room, up_to: int) -> None:
+    def _repair(self, room: Followed, up_to: int) -> None:
         room.received = room.received or 0
         room.done = room.done or 0
         room.repairs += 1
-        room.repair = _Repair(up_to, room.received, room.unhelped)
+        room.repair = Repair(up_to, room.received, room.unhelped)
         if room.unhelped > 0:
             room.repair.retry_at = self._now + self._backoff(room.unhelped - 1)
         else:
             self._fetch(room, room.repair)
         room.unhelped += 1
 
-    def _fetch(self, room: _Room, repair: _Repair) -> None:
+    def _fetch(self, room: Followed, repair: Repair) -> None:
         repair.retry_at = None
         self._actions.append(Fetch(room.name, repair.after, self.limits.history_limit, room.repairs))
 
@@ -509,7 +449,7 @@ class Rules:
             if sequence <= received:
                 continue
             if not page.complete and sequence > received + 1:
-                self._take(room, _Item(sequence - 1, gap=Missing(received + 1, sequence - 1)))
+                self._take(room, Item(sequence - 1, gap=Missing(received + 1, sequence - 1)))
             self._take_message(room, envelope)
         if page.next is not None and page.next > room.repair.after and not room.is_behind:
             room.repair.after = page.next
@@ -519,7 +459,7 @@ class Rules:
         self._pump(room)
         return actions
 
-    def _repaired(self, room: _Room, up_to: int, is_complete: bool) -> None:
+    def _repaired(self, room: Followed, up_to: int, is_complete: bool) -> None:
         room.repair = None
         if room.new_epoch is not None:
             room.epoch = room.new_epoch
@@ -528,7 +468,7 @@ class Rules:
         received = room.received or 0
         if received < up_to:
             # Nobody has it. A complete history has nothing there either: numbers that a restored database gave up.
-            self._take(room, _Item(up_to, gap=None if is_complete else Missing(received + 1, up_to)))
+            self._take(room, Item(up_to, gap=None if is_complete else Missing(received + 1, up_to)))
         self._resume(room)
 
     def history_failed(self, name: str, repair: int, message: str, now: int, random: float) -> list[Action]:
