@@ -226,3 +226,44 @@ def test_a_resume_that_fails_for_now_becomes_a_join() -> None:
     client.tell("frame", frame=refusal | {"retryable": True})
     (join,) = client.sent(client.tell("tick", 2_000))
     assert {"type": "join_room", "conversationId": ROOM, "resumeFromSeq": 2, "epoch": "e1"} == join
+
+
+def test_what_was_on_its_way_when_a_room_was_left_is_not_taken_for_the_next() -> None:
+    """Joined again at once: until the gateway has confirmed that it was left, all its frames are of before."""
+    client = Client().connected(sequence=3)
+    leave = client.sent(client.tell("leave", room=ROOM))[-1]
+    assert {"type": "leave_room", "conversationId": ROOM} == leave
+    client.tell("join", room=ROOM, sequence=3)
+    joined = {"type": "joined", "conversationId": ROOM, "epoch": "e1", "after": 3}
+    assert [] == client.tell("frame", frame=envelope(9))
+    assert [] == client.tell("frame", frame=joined)
+    client.tell("frame", frame={"type": "left", "conversationId": ROOM})
+    (state,) = client.tell("frame", frame=joined)
+    assert ("joined", "e1") == (state.state, state.epoch)
+
+
+def test_a_history_that_was_asked_for_before_a_room_was_left_is_not_taken_for_the_next() -> None:
+    client = Client().connected(sequence=2)
+    control = {"control": {"type": "chat.ack.requested", "conversationId": ROOM, "upToSequence": 9}}
+    (first,) = client.tell("frame", frame=control)
+    client.tell("leave", room=ROOM)
+    client.tell("join", room=ROOM, sequence=0)
+    client.tell("frame", frame={"type": "left", "conversationId": ROOM})
+    (second,) = client.tell("frame", frame=control)
+    page = {"messages": [envelope(3)], "next": None, "complete": False}
+    assert [] == client.tell("history", room=ROOM, repair=first.repair, page=page)
+    assert client.tell("history", room=ROOM, repair=second.repair, page=page)
+
+
+def test_a_room_that_is_not_allowed_is_not_asked_for_again_before_the_next_connect() -> None:
+    client = Client()
+    client.tell("join", room=ROOM)
+    client.tell("start")
+    client.tell("opened")
+    refusal = {"type": "error", "conversationId": ROOM, "frame": "join_room", "code": "permission_denied"}
+    (state,) = client.tell("frame", frame=refusal | {"message": "not you", "retryable": False})
+    assert ("refused", "permission_denied", "not you") == (state.state, state.code, state.reason)
+    assert [] == client.sent(client.tell("tick", now=14_999))
+    client.tell("closed", code=1006)
+    client.tell("wake")
+    assert [{"type": "join_room", "conversationId": ROOM}] == client.sent(client.tell("opened"))

@@ -14,6 +14,7 @@ from tests.support.gatewaysim import stored, unframed
 SENT: dict[Callable[..., bytes], list[bytes]] = {
     frames.hello_frame: [frames.hello_frame("connection")],
     frames.joined_frame: [frames.joined_frame("c", "e1", 7), frames.joined_frame("c", None, 0)],
+    frames.left_frame: [frames.left_frame("c")],
     frames.heartbeat_frame: [frames.heartbeat_frame(1_700_000_000_000)],
     frames.control_frame: [frames.control_frame("c", 7, "e1")],
     frames.error_frame: [frames.error_frame(Overloaded("no"), "c", "join_room"), frames.error_frame(Overloaded("no"))],

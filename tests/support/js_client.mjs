@@ -14,7 +14,7 @@ const room = client.join(conversation, {
   },
   onGap: (gap) => say("gap", gap),
   onEvent: ({ event }) => say("event", event.state ?? event.status),
-  onJoined: () => say("joined", room.position),
+  onState: ({ state }) => say("joined", [state, room.position]),
   onError: (error) => say("error", error.message),
 });
 const tokens = client.tokens(conversation, {

@@ -150,6 +150,9 @@ class Story:
                 self.resume(frame["sequence"])
             case "heartbeat":
                 self.outgoing.append(frame)
+            case "leave_room":
+                self.server_last = None
+                self.outgoing.append({"type": "left", "conversationId": ROOM})
             case "ack":
                 self.acks.append((frame["sequence"], self.handled[-1] if self.handled else 0))
 
@@ -208,12 +211,25 @@ class Story:
             self.first_known = self.chance.randrange(self.first_known, self.first_kept + 1)
         elif choice < 0.36 and self.outgoing:
             self.mangle()
+        elif choice < 0.37:
+            self.come_again()
         elif choice < 0.6 and self.in_hand:
             self.finish(fails=self.chance.random() < 0.1)
         elif choice < 0.65 and self.fetches:
             self.fail_or_answer()
         elif self.outgoing:
             self.tell({"type": "frame", "frame": self.outgoing.pop(0)})
+
+    def come_again(self) -> None:
+        """It leaves the room, and joins it again behind what is done, before the gateway has answered."""
+        position = self.rules.position(ROOM)
+        if position is None or not self.is_told:
+            return
+        self.tell({"type": "leave", "room": ROOM})
+        self.in_hand.clear()  # the handler's word counts no more
+        self.gaps = [gap for gap in self.gaps if gap[1] <= position.sequence]
+        again = {"sequence": position.sequence, "epoch": position.epoch, "clientId": None, "mode": "live"}
+        self.tell({"type": "join", "room": ROOM, **again})
 
     def reconnect(self, choice: float) -> None:
         phase = self.rules.phase

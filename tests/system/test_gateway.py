@@ -9,8 +9,10 @@ import pytest
 import oncewire
 from oncewire._ground.jetstream import Client
 from oncewire._ground.topology import ensure
+from oncewire.gateway.frames import Conversation
 from tests.support.gateway import guest, lifecycle, message, new_conversation, node, publish
 from tests.support.nats import NatsServer
+from tests.support.wait import until
 
 
 @pytest.fixture
@@ -106,3 +108,23 @@ async def test_a_client_that_follows_the_specification_gets_on_in_a_lively_room_
             await one.say("resume_from_seq", conversation, sequence=up_to, epoch="e1")
             assert list(range(up_to + 1, 2 * kept + 9)) == await one.sequences(2 * kept + 8 - up_to)
             await one.hears_nothing_more()
+
+
+async def test_a_room_that_was_left_sends_nothing_more_and_no_longer_counts(client: Client) -> None:
+    first = new_conversation()
+    async with node(client, rooms_per_client_max=5) as (gateway, url), guest(url) as one:
+        await one.join(first)
+        await one.say("leave_room", first)
+        assert {"type": "left", "conversationId": first} == await one.next()
+        await publish(client, first, 1, 2)
+        await until(lambda: gateway.node.rooms[Conversation(first)].last == 2)
+        await one.hears_nothing_more()
+        for _ in range(20):
+            conversation = new_conversation()
+            assert "joined" == (await one.join(conversation, 0))["type"]
+            await one.say("leave_room", conversation)
+            assert "left" == (await one.next())["type"]
+        await one.join(first, 0)
+        assert [1, 2] == await one.sequences(2)
+        await one.say("leave_room", new_conversation())
+        assert "left" == (await one.next())["type"], "also of a room that it was not in"

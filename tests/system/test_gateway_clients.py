@@ -196,3 +196,20 @@ async def test_a_room_that_is_only_followed_misses_nothing_over_a_reconnect(
     finally:
         running.kill()
         running.stop()
+
+
+async def test_a_room_beyond_the_limit_is_joined_once_another_is_left(client: Client) -> None:
+    """Rooms come and go without end, and what was refused for the limit is tried again."""
+    rooms = [new_conversation() for _ in range(12)]
+    for conversation in rooms:
+        await publish(client, conversation, 1, 1)
+    async with node(client, rooms_per_client_max=2) as (gateway, url), GatewayClient(url, limits=QUICK) as reader:
+        for conversation in rooms[:10]:
+            room = reader.room(conversation, resume=0)
+            assert [1] == await take(room, 1)
+            room.leave()
+        held = [reader.room(conversation, resume=0) for conversation in rooms[9:]]
+        assert [[1], [1]] == [await take(room, 1) for room in held[:2]]
+        await until(lambda: gateway.node.counts["refused_frames"], "a refusal")
+        held[0].leave()
+        assert [1] == await take(held[2], 1)

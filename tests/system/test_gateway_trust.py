@@ -21,7 +21,7 @@ import oncewire
 from oncewire import GatewayClient, tokens
 from oncewire._ground.contracts.headers import TENANT
 from oncewire._ground.contracts.subjects import chat_stop
-from oncewire._ground.errors import AuthenticationFailed
+from oncewire._ground.errors import AuthenticationFailed, PermissionDenied
 from oncewire._ground.http import OPEN, Routes, Server
 from oncewire._ground.jetstream import Client, Outgoing
 from oncewire._ground.settings import resolve
@@ -189,6 +189,24 @@ async def test_a_client_asks_for_a_credential_before_each_connect_and_request(cl
     assert "unknown, revoked or expired" in states[-1].reason
 
 
+async def test_a_room_that_is_not_allowed_is_an_error_that_is_not_retried_before_the_next_connect(
+    client: Client, edge: Edge
+) -> None:
+    mine, other = new_conversation(), new_conversation()
+    given = [edge.key("acme", f"join:{mine}")]
+    await client.publish_one(of("acme", message(other, 1)))
+    async with GatewayClient(f"http://127.0.0.1:{edge.port}", token=lambda: given[0], limits=QUICK) as gateway:
+        await within(gateway.room(mine).is_joined.wait())
+        room = gateway.room(other, resume=0)
+        with pytest.raises(PermissionDenied, match="does not allow to join"):
+            await within(anext(room))
+        assert gateway.rules.wake_at is not None
+        assert gateway.rules.wake_at > time.time() * 1000 + 5_000, "nothing but the next heartbeat"
+        edge.keys.revoke(given[0].split("_")[1], NOW)
+        given[0] = edge.key("acme", "join")
+        assert 1 == (await within(anext(room))).sequence
+
+
 async def test_a_credential_that_cannot_be_had_now_is_asked_for_again(edge: Edge) -> None:
     key, asked, states = edge.key("acme", "join"), list[str](), list[Any]()
 
@@ -270,6 +288,7 @@ async def test_history_and_tokens_of_another_tenant_cannot_be_read_or_stopped(cl
 
 SENT: dict[type, dict[str, Any]] = {
     frames.JoinRoom: {"type": "join_room", "resumeFromSeq": 0},
+    frames.LeaveRoom: {"type": "leave_room"},
     frames.Ack: {"type": "ack", "sequence": 1},
     frames.ResumeFromSeq: {"type": "resume_from_seq", "sequence": 0},
     frames.SetPresence: {"type": "presence", "state": "typing"},
@@ -294,7 +313,7 @@ async def test_every_frame_has_a_rule_and_keeps_it(client: Client, edge: Edge) -
             for one in (theirs, bound):
                 await one.socket.send(json.dumps({**SENT[kind], "conversationId": conversation}))
             if action == OPEN:
-                assert "heartbeat" == (await bound.next())["type"]
+                assert (await bound.next())["type"] in ("heartbeat", "left")
                 continue
             assert "permission_denied" == (await bound.next())["code"], kind
         # The other tenant was answered, and heard nothing of ours; we heard nothing of theirs.

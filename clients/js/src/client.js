@@ -67,10 +67,10 @@ export class GatewayClient {
   }
 
   /** Follow a room. `resume`: 0 for its whole history, a position, "acked", or nothing for what comes from now on. */
-  join(conversationId, { resume, clientId = null, onMessage, onEvent, onGap, onJoined, onError } = {}) {
+  join(conversationId, { resume, clientId = null, onMessage, onEvent, onGap, onState, onError } = {}) {
     const position = typeof resume === "number" ? { sequence: resume } : typeof resume === "object" ? (resume ?? {}) : {};
     const mode = resume === "acked" ? "acked" : "live";
-    this.#handlers.set(conversationId, { onMessage, onEvent, onGap, onJoined, onError });
+    this.#handlers.set(conversationId, { onMessage, onEvent, onGap, onState, onError });
     this.#handle({ type: "join", room: conversationId, clientId, mode, ...position });
     return new Room(this, conversationId, {
       position: () => this.#rules.position(conversationId),
@@ -122,8 +122,8 @@ export class GatewayClient {
         return this.#deliver(action, (handlers) => handlers.onGap?.(action.gap));
       case "event":
         return call(this.#handlers.get(action.room)?.onEvent, action.envelope);
-      case "joined":
-        return call(this.#handlers.get(action.room)?.onJoined, action);
+      case "room":
+        return call(this.#handlers.get(action.room)?.onState, action);
       case "error":
         return call(this.#handlers.get(action.room)?.onError, new Error(action.message));
     }

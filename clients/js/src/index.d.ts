@@ -66,6 +66,18 @@ export interface ConnectionState {
 /** An API key or a token; or a ticket, which your server bought with one (`POST /tickets`) and lives for a minute. */
 export type Credential = string | { ticket: string };
 
+export interface RoomState {
+  room: string;
+  /** `waiting`: refused for now, for a limit or an outage, and tried again after `retryMs`. `refused`: not allowed; it is
+   * tried again only with the next connection. */
+  state: "joined" | "waiting" | "refused";
+  epoch?: string | null;
+  retryMs?: number;
+  /** The gateway's code and sentence, such as `permission_denied`. */
+  code?: string;
+  reason?: string;
+}
+
 /** Times in milliseconds, and limits. */
 export interface Limits {
   /** The delay before the first reconnect, doubled each time, and the half of it by chance. Default 2,000. */
@@ -114,7 +126,8 @@ export interface JoinOptions {
   onGap?(gap: Gap): void | Promise<void>;
   /** Presence, and answers that begin or end. */
   onEvent?(envelope: Envelope<StreamLifecycle | Presence>): void;
-  onJoined?(joined: { room: string; epoch: string | null }): void;
+  /** Whether the gateway has this client in the room. */
+  onState?(state: RoomState): void;
   /** What went wrong; it is tried again without further doing. */
   onError?(error: Error): void;
 }
@@ -137,6 +150,7 @@ export class Room {
   readonly conversationId: string;
   readonly position: Position | null;
   presence(state: PresenceState, metadata?: Record<string, unknown>): void;
+  /** Follow it no longer. The gateway no longer counts it among this client's rooms. */
   leave(): void;
 }
 

@@ -51,9 +51,10 @@ class Room {
     this.joinAt = null; // and when the next one is sent
     this.askedAfter = null; // the position at which a jump was already asked about,
     this.askedAt = null; // and when: what was on its way then may still come
-    this.repair = null; // { upTo, after, failures, retryAt }: history is being fetched
+    // { number, upTo, after, failures, retryAt }: history is being fetched; the number tells its answer from an answer
+    // to an earlier one
+    this.repair = null;
     this.unhelped = 0; // repairs in a row after which no message came: then the next one waits
-    this.repairs = 0; // numbers repairs, so that an answer to an old one is told from an answer to this one
     this.seen = new Set();
     this.newEpoch = null; // what the gateway said on joining
     this.presence = null;
@@ -65,7 +66,11 @@ export class Rules {
     this.options = { ...DEFAULTS, ...options };
     this.phase = "idle";
     this.attempts = 0;
+    this.repairs = 0;
     this.rooms = new Map();
+    // Rooms that this connection was asked to leave, how often, and that it has not confirmed: what comes of them was
+    // sent before.
+    this.leaving = new Map();
     this.deadlines = { connect: null, reconnect: null, heartbeat: null, silence: null, ack: null };
   }
 
@@ -153,6 +158,7 @@ export class Rules {
   /** Nothing that belonged to this connection counts any more. */
   _detach() {
     for (const name of Object.keys(this.deadlines)) this.deadlines[name] = null;
+    this.leaving.clear();
     for (const room of this.rooms.values()) this._out(room);
   }
 
@@ -164,7 +170,6 @@ export class Rules {
     room.askedAfter = null;
     room.isBehind = false; // joining again asks for it
     room.repair = null;
-    room.repairs += 1;
   }
 
   /** Twice as long each time up to a cap, and the half of it by chance: clients that fell together come back apart. */
@@ -235,15 +240,22 @@ export class Rules {
     this._send(frame, actions);
   }
 
-  /** The protocol has no frame for leaving: the room is told, and its frames are ignored from now on. */
+  /** Its frames are ignored from now on, also when it is joined anew, until the gateway has confirmed. */
   _on_leave(event, actions) {
     const room = this.rooms.get(event.room);
     if (room === undefined) return;
-    if (this.phase === "open" && room.isJoined) {
+    if (this.phase === "open") {
       this._ack(room, actions);
-      this._send({ type: "presence", conversationId: room.id, state: "offline" }, actions);
+      this._send({ type: "leave_room", conversationId: room.id }, actions);
+      this.leaving.set(room.id, (this.leaving.get(room.id) ?? 0) + 1);
     }
     this.rooms.delete(event.room);
+  }
+
+  _left(id) {
+    const count = (this.leaving.get(id) ?? 1) - 1;
+    if (count === 0) this.leaving.delete(id);
+    else this.leaving.set(id, count);
   }
 
   _on_presence(event, actions) {
@@ -263,23 +275,34 @@ export class Rules {
   _on_frame({ frame }, actions) {
     if (this.phase !== "open") return;
     this.deadlines.silence = this.now + this.options.silenceMs;
+    const { conversationId } = frame.control ?? frame;
+    if (frame.type === "left") return this._left(conversationId);
+    if (this.leaving.has(conversationId)) return;
     if (frame.control !== undefined) this._control(frame.control, actions);
     else if (frame.event !== undefined) this._envelope(frame, actions);
     else if (frame.type === "joined") this._joined(frame, actions);
     else if (frame.type === "error") this._refused(frame, actions);
   }
 
-  /** Of a join or a resume that failed for now, also for want of an answer from NATS: again, later. */
-  _refused({ conversationId = null, frame, message, retryable }, actions) {
+  /**
+   * A join or a resume that failed for now, for a limit or because NATS does not answer, is tried again later; one that
+   * is not allowed is not.
+   */
+  _refused({ conversationId = null, frame, code, message, retryable }, actions) {
     const room = this.rooms.get(conversationId);
-    if (room !== undefined && (frame === JOIN || frame === RESUME)) {
-      this._out(room);
-      if (retryable) {
-        room.joinAt = this.now + this._backoff(room.refusals);
-        room.refusals += 1;
-      }
+    if (room === undefined || (frame !== JOIN && frame !== RESUME)) {
+      actions.push({ type: "error", room: conversationId, message });
+      return;
     }
-    actions.push({ type: "error", room: conversationId, message });
+    this._out(room);
+    if (retryable) {
+      const retryMs = this._backoff(room.refusals);
+      room.joinAt = this.now + retryMs;
+      room.refusals += 1;
+      actions.push({ type: "room", room: room.id, state: "waiting", retryMs, code, reason: message });
+    } else {
+      actions.push({ type: "room", room: room.id, state: "refused", code, reason: message });
+    }
   }
 
   _joined(frame, actions) {
@@ -297,7 +320,7 @@ export class Rules {
       room.isOpen = room.done === 0 && room.newEpoch === null;
     }
     if (room.presence !== null) this._sendPresence(room, actions);
-    actions.push({ type: "joined", room: room.id, epoch: room.newEpoch });
+    actions.push({ type: "room", room: room.id, state: "joined", epoch: room.newEpoch });
   }
 
   _envelope(envelope, actions) {
@@ -427,8 +450,8 @@ export class Rules {
   _repair(room, upTo, actions) {
     room.received ??= 0;
     room.done ??= 0;
-    room.repairs += 1;
-    room.repair = { upTo, after: room.received, failures: room.unhelped, retryAt: null };
+    this.repairs += 1;
+    room.repair = { number: this.repairs, upTo, after: room.received, failures: room.unhelped, retryAt: null };
     if (room.unhelped > 0) room.repair.retryAt = this.now + this._backoff(room.unhelped - 1);
     else this._fetch(room, actions);
     room.unhelped += 1;
@@ -437,7 +460,7 @@ export class Rules {
   _fetch(room, actions) {
     room.repair.retryAt = null;
     const { historyLimit: limit } = this.options;
-    actions.push({ type: "fetch", room: room.id, after: room.repair.after, limit, repair: room.repairs });
+    actions.push({ type: "fetch", room: room.id, after: room.repair.after, limit, repair: room.repair.number });
   }
 
   _on_history(event, actions) {
@@ -484,7 +507,7 @@ export class Rules {
 
   _repaired(event) {
     const room = this.rooms.get(event.room);
-    return room !== undefined && room.repair !== null && room.repairs === event.repair ? room : undefined;
+    return room !== undefined && room.repair?.number === event.repair ? room : undefined;
   }
 }
 

@@ -53,6 +53,12 @@ class JoinRoom(Struct, frozen=True, tag="join_room", rename="camel"):
     resume: Literal["acked"] | None = None
 
 
+class LeaveRoom(Struct, frozen=True, tag="leave_room", rename="camel"):
+    """Leave a room, whether one is in it or not; answered."""
+
+    conversation_id: str
+
+
 class Ack(Struct, frozen=True, tag="ack", rename="camel"):
     """Everything up to this sequence has been worked on."""
 
@@ -82,7 +88,7 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
     ts: float | None = None
 
 
-ClientFrame = JoinRoom | Ack | ResumeFromSeq | SetPresence | Heartbeat
+ClientFrame = JoinRoom | LeaveRoom | Ack | ResumeFromSeq | SetPresence | Heartbeat
 _client_frame: Callable[[bytes], ClientFrame] = msgspec.json.Decoder(ClientFrame).decode
 
 
@@ -108,6 +114,11 @@ def joined_frame(conversation_id: str, epoch: str | None, after: int) -> bytes:
     connection break. It is not called `sequence`, since existing clients take any frame with a conversationId and a
     sequence for an envelope."""
     return frame(_encode({"type": "joined", "conversationId": conversation_id, "epoch": epoch, "after": after}))
+
+
+def left_frame(conversation_id: str) -> bytes:
+    """Behind this there is nothing more of the room, until it is joined again."""
+    return frame(_encode({"type": "left", "conversationId": conversation_id}))
 
 
 def heartbeat_frame(now_ms: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from oncewire._ground.errors import OncewireError, Overloaded
 from oncewire._ground.http import ANYONE, Principal, Server
 from oncewire.gateway.acks import Acked, Acks, key_of
-from oncewire.gateway.frames import Ack, Conversation, JoinRoom, ResumeFromSeq, SetPresence, error_frame
+from oncewire.gateway.frames import Ack, Conversation, JoinRoom, ResumeFromSeq, SetPresence, error_frame, left_frame
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.node import Node
 from oncewire.gateway.presence import Presences
@@ -52,14 +52,21 @@ class Gateway:
         if self.server is not None:
             self.server.closed(socket)
 
+    def leave(self, socket: Socket, conversation_id: str) -> None:
+        self._leave(socket, conversation_id)
+        socket.send(left_frame(conversation_id))
+
     def leave_all(self, socket: Socket) -> None:
-        for conversation_id, member in socket.rooms.items():
+        for conversation_id in list(socket.rooms):
+            self._leave(socket, conversation_id)
+
+    def _leave(self, socket: Socket, conversation_id: str) -> None:
+        member = socket.rooms.pop(conversation_id, None)
+        if member is not None:
+            socket.ack_keys.pop(conversation_id, None)
             self.node.leave(heard_by(socket.principal, conversation_id), member)
             self.presences.left(conversation_id, socket)
-        if socket.rooms:
             self.acks.flush_soon()
-        socket.rooms.clear()
-        socket.ack_keys.clear()
 
     def join(self, socket: Socket, conversation_id: str, sent: JoinRoom) -> None:
         member = socket.rooms.get(conversation_id)
@@ -89,9 +96,8 @@ class Gateway:
 
     def refused(self, socket: Socket, conversation_id: str, frame: str, error: OncewireError) -> None:
         """What a join or a resume came to: the client is not in the room."""
-        if socket.rooms.pop(conversation_id, None) is not None:
-            socket.ack_keys.pop(conversation_id, None)
-            self.presences.left(conversation_id, socket)
+        if conversation_id in socket.rooms:
+            self._leave(socket, conversation_id)
             self.count("refused_frames")
             socket.send(error_frame(error, conversation_id, frame))
 

@@ -34,7 +34,7 @@ from oncewire._ground.contracts.subjects import TOKEN_BYTES_MAX, token
 from oncewire._ground.errors import AuthenticationFailed, ContractViolation, OncewireError
 from oncewire._ground.http import OPEN, Heir, Principal, Request
 from oncewire.gateway import frames
-from oncewire.gateway.frames import Ack, ClientFrame, Heartbeat, JoinRoom, ResumeFromSeq, SetPresence
+from oncewire.gateway.frames import Ack, ClientFrame, Heartbeat, JoinRoom, LeaveRoom, ResumeFromSeq, SetPresence
 from oncewire.gateway.rooms import Member, Write
 
 if TYPE_CHECKING:
@@ -55,12 +55,15 @@ NEVER: Final = float("inf")
 
 RULES: Final[dict[type[ClientFrame], str]] = {
     JoinRoom: "join",
+    LeaveRoom: OPEN,
     Ack: "join",
     ResumeFromSeq: "join",
     SetPresence: "speak",
     Heartbeat: OPEN,
 }
-"""What one must be allowed to do in the conversation that a frame names. Whoever has a socket may say they live."""
+"""What one must be allowed to do in the conversation that a frame names. Every client may leave, and say it lives."""
+
+InRoom = JoinRoom | LeaveRoom | Ack | ResumeFromSeq | SetPresence
 
 _quiet = logging.getLogger("oncewire.gateway.frames")
 _quiet.setLevel(logging.CRITICAL)  # what clients do wrong is their business, and is counted
@@ -217,16 +220,20 @@ class Socket(Heir):
             kind = str(type(sent).__struct_config__.tag)
             conversation_id = sent.conversation_id if len(sent.conversation_id) <= TOKEN_BYTES_MAX else ""
             token(sent.conversation_id, "conversationId")
-            self.principal.require(RULES[type(sent)], conversation_id)
+            if action := RULES[type(sent)]:
+                self.principal.require(action, conversation_id)
             self._do(conversation_id, sent)
         except OncewireError as error:
             self._gateway.count("refused_frames")
             self.send(frames.error_frame(error, conversation_id, kind))
 
-    def _do(self, conversation_id: str, sent: JoinRoom | Ack | ResumeFromSeq | SetPresence) -> None:
+    def _do(self, conversation_id: str, sent: InRoom) -> None:
         gateway = self._gateway
         if isinstance(sent, JoinRoom):
             gateway.join(self, conversation_id, sent)
+            return
+        if isinstance(sent, LeaveRoom):
+            gateway.leave(self, conversation_id)
             return
         if conversation_id not in self.rooms:
             raise ContractViolation("join the room first", field="conversationId")

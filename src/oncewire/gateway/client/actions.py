@@ -57,11 +57,16 @@ class State(_Action, frozen=True):
     """Why, where the gateway or the credential's source said so."""
 
 
-class Joined(_Action, frozen=True):
-    """The gateway confirmed a room."""
+class RoomState(_Action, frozen=True, tag="room"):
+    """The gateway has this client in a room, has not for now (`waiting`: it is joined again), or will not (`refused`:
+    it is joined again with the next connection)."""
 
     room: str
-    epoch: str | None
+    state: Literal["joined", "waiting", "refused"]
+    epoch: str | UnsetType | None = UNSET
+    retry_ms: int | UnsetType = UNSET
+    code: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
 
 
 class Deliver(_Action, frozen=True):
@@ -110,7 +115,7 @@ class Problem(_Action, frozen=True, tag="error"):
     message: str
 
 
-Action: TypeAlias = Connect | Close | Send | State | Joined | Deliver | Gap | Event | Fetch | Problem
+Action: TypeAlias = Connect | Close | Send | State | RoomState | Deliver | Gap | Event | Fetch | Problem
 
 
 class Page(Struct, frozen=True):

@@ -60,7 +60,7 @@ class Room:
         self._client = client
         self._on_event = on_event
         self._on_gap = on_gap
-        self._items: asyncio.Queue[act.Deliver | act.Gap | None] = asyncio.Queue()
+        self._items: asyncio.Queue[act.Deliver | act.Gap | OncewireError | None] = asyncio.Queue()
         self._in_hand: act.Deliver | act.Gap | None = None
         self.is_joined = asyncio.Event()
 
@@ -73,7 +73,8 @@ class Room:
         return self
 
     async def __anext__(self) -> RealtimeEnvelope:
-        """The next message; the one before counts as done."""
+        """The next message; the one before counts as done. Raises what the gateway refused the room for; after the next
+        connect it may be allowed, so the iteration may go on."""
         while True:
             self.done()
             item = await self._items.get()
@@ -81,6 +82,8 @@ class Room:
                 self._items.put_nowait(None)  # for whoever asks again
                 self._client.raise_refusal()
                 raise StopAsyncIteration
+            if isinstance(item, OncewireError):
+                raise item
             self._in_hand = item
             if isinstance(item, act.Deliver):
                 return _envelope(item.envelope)
@@ -97,7 +100,8 @@ class Room:
         self._client.say_presence(self.conversation_id, state, metadata)
 
     def leave(self) -> None:
-        """Follow it no longer; the iteration ends."""
+        """Follow it no longer; the iteration ends, and what is in hand counts as not done."""
+        self._in_hand = None
         self._client.leave(self)
         self.end()
 
@@ -106,6 +110,18 @@ class Room:
 
     def end(self) -> None:
         self._items.put_nowait(None)
+
+    def changed(self, state: act.RoomState) -> None:
+        """The gateway has this client in the room, or has not."""
+        if state.state == "joined":
+            self.is_joined.set()
+            return
+        self.is_joined.clear()
+        if state.state == "waiting":
+            _log.info("%s is joined again in %s ms: %s", self.conversation_id, state.retry_ms, state.reason)
+        else:
+            kind = PermissionDenied if state.code == PermissionDenied.code else Refused
+            self._items.put_nowait(kind(f"room {self.conversation_id}: {state.reason}"))
 
     def _tell_gap(self, gap: act.Missing) -> None:
         if self._on_gap is not None:
@@ -289,8 +305,8 @@ class GatewayClient:
                     self._drop(code)
                 case act.State():
                     self._changed(action)
-                case act.Joined(name, _):
-                    self._rooms[name].is_joined.set()
+                case act.RoomState():
+                    self._rooms[action.room].changed(action)
                 case act.Fetch():
                     self._spawn(self._fetch(action))
                 case act.Problem(name, message):

@@ -18,8 +18,9 @@ class Item(Struct, frozen=True):
 
 
 class Repair(Struct):
-    """History is being fetched."""
+    """History is being fetched. The number tells its answer from an answer to an earlier one."""
 
+    number: int
     up_to: int
     after: int
     failures: int
@@ -59,8 +60,6 @@ class Followed:
         self.asked_at = 0
         """When that was: what was on its way then may still come."""
         self.repair: Repair | None = None
-        self.repairs = 0
-        """Numbers repairs, so that an answer to an old one is told from an answer to this one."""
         self.unhelped = 0
         """Repairs in a row after which no message came: then the next one waits."""
         self.seen: dict[str, None] = {}

@@ -22,7 +22,6 @@ from oncewire.gateway.client.actions import (
     Fetch,
     Frame,
     Gap,
-    Joined,
     Limits,
     Missing,
     Page,
@@ -30,6 +29,7 @@ from oncewire.gateway.client.actions import (
     Position,
     PresenceState,
     Problem,
+    RoomState,
     Send,
     State,
 )
@@ -52,6 +52,10 @@ class Rules:
         self.phase: Phase = "idle"
         self._attempts = 0
         self._rooms: dict[str, Followed] = {}
+        self._leaving: dict[str, int] = {}
+        """Rooms that this connection was asked to leave, how often, and that it has not confirmed: what comes of them
+        was sent before."""
+        self._repairs = 0
         self._actions: list[Action] = []
         self._now = 0
         self._random = 0.5
@@ -127,6 +131,7 @@ class Rules:
     def _detach(self) -> None:
         """Nothing that belonged to this connection counts any more."""
         self._clear_deadlines()
+        self._leaving.clear()
         for room in self._rooms.values():
             self._out(room)
 
@@ -138,7 +143,6 @@ class Rules:
         room.asked_after = None
         room.is_behind = False  # joining again asks for it
         room.repair = None
-        room.repairs += 1
 
     def _disconnected(self, code: int, reason: str = "") -> None:
         self._detach()
@@ -231,15 +235,21 @@ class Rules:
         self._send(frame)
 
     def leave(self, name: str, now: int) -> list[Action]:
-        """The protocol has no frame for leaving: the room is told, and its frames are ignored from now on."""
+        """Its frames are ignored from now on, also when it is joined anew, until the gateway has confirmed."""
         actions = self._begin(now)
         room = self._rooms.get(name)
         if room is not None:
-            if self.phase == "open" and room.is_joined:
+            if self.phase == "open":
                 self._ack(room)
-                self._send({"type": "presence", "conversationId": name, "state": "offline"})
+                self._send({"type": "leave_room", "conversationId": name})
+                self._leaving[name] = self._leaving.get(name, 0) + 1
             del self._rooms[name]
         return actions
+
+    def _left(self, name: str) -> None:
+        self._leaving[name] = self._leaving.get(name, 1) - 1
+        if self._leaving[name] == 0:
+            del self._leaving[name]
 
     def presence(self, name: str, state: PresenceState, now: int, metadata: Frame | None = None) -> list[Action]:
         """Said now, and again after each reconnect."""
@@ -261,7 +271,12 @@ class Rules:
         if self.phase != "open":
             return actions
         self._silent_at = now + self.limits.silence_ms
-        if "control" in frame:
+        name = frame.get("control", frame).get("conversationId", "")
+        if frame.get("type") == "left":
+            self._left(name)
+        elif name in self._leaving:
+            return actions
+        elif "control" in frame:
             self._control(frame["control"])
         elif "event" in frame:
             self._envelope(frame)
@@ -272,14 +287,21 @@ class Rules:
         return actions
 
     def _refused(self, error: Frame) -> None:
-        """Of a join or a resume that failed for now, also for want of an answer from NATS: again, later."""
+        """A join or a resume that failed for now, for a limit or because NATS does not answer, is tried again later;
+        one that is not allowed is not."""
         room = self._rooms.get(error.get("conversationId", ""))
-        if room is not None and error.get("frame") in (JOIN, RESUME):
-            self._out(room)
-            if error["retryable"]:
-                room.join_at = self._now + self._backoff(room.refusals)
-                room.refusals += 1
-        self._actions.append(Problem(error.get("conversationId"), error["message"]))
+        if room is None or error.get("frame") not in (JOIN, RESUME):
+            self._actions.append(Problem(error.get("conversationId"), error["message"]))
+            return
+        self._out(room)
+        why = {"code": error["code"], "reason": error["message"]}
+        if error["retryable"]:
+            delay = self._backoff(room.refusals)
+            room.join_at = self._now + delay
+            room.refusals += 1
+            self._actions.append(RoomState(room.name, "waiting", retry_ms=delay, **why))
+        else:
+            self._actions.append(RoomState(room.name, "refused", **why))
 
     def _joined(self, frame: Frame) -> None:
         self._attempts = 0
@@ -297,7 +319,7 @@ class Rules:
             room.is_open = room.done == 0 and room.new_epoch is None
         if room.presence is not None:
             self._send_presence(room, room.presence)
-        self._actions.append(Joined(room.name, room.new_epoch))
+        self._actions.append(RoomState(room.name, "joined", epoch=room.new_epoch))
 
     def _envelope(self, envelope: Frame) -> None:
         room = self._rooms.get(envelope["conversationId"])
@@ -425,8 +447,8 @@ class Rules:
     def _repair(self, room: Followed, up_to: int) -> None:
         room.received = room.received or 0
         room.done = room.done or 0
-        room.repairs += 1
-        room.repair = Repair(up_to, room.received, room.unhelped)
+        self._repairs += 1
+        room.repair = Repair(self._repairs, up_to, room.received, room.unhelped)
         if room.unhelped > 0:
             room.repair.retry_at = self._now + self._backoff(room.unhelped - 1)
         else:
@@ -435,13 +457,13 @@ class Rules:
 
     def _fetch(self, room: Followed, repair: Repair) -> None:
         repair.retry_at = None
-        self._actions.append(Fetch(room.name, repair.after, self.limits.history_limit, room.repairs))
+        self._actions.append(Fetch(room.name, repair.after, self.limits.history_limit, repair.number))
 
     def history(self, name: str, repair: int, page: Page, now: int) -> list[Action]:
         """A page of history has come."""
         actions = self._begin(now)
         room = self._rooms.get(name)
-        if room is None or room.repair is None or room.repairs != repair:
+        if room is None or room.repair is None or room.repair.number != repair:
             return actions
         for envelope in page.messages:
             sequence: int = envelope["sequence"]
@@ -475,7 +497,7 @@ class Rules:
         """History did not come: again, later."""
         actions = self._begin(now, random)
         room = self._rooms.get(name)
-        if room is not None and room.repair is not None and room.repairs == repair:
+        if room is not None and room.repair is not None and room.repair.number == repair:
             room.repair.retry_at = now + self._backoff(room.repair.failures)
             room.repair.failures += 1
             actions.append(Problem(name, message))
