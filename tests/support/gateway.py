@@ -68,8 +68,8 @@ def lifecycle(conversation: str, status: Any, sequence: int = 0, answer: str = "
     return Outgoing(f"chat.events.{conversation}", body_of(conversation, sequence, event))
 
 
-def chunk(conversation: str, number: int, answer: str = "a1") -> Outgoing:
-    event = TokenChunk(message_id=answer, chunk_id=str(number), token=f"t{number} ")
+def chunk(conversation: str, number: int, answer: str = "a1", *, chunk_id: str = "") -> Outgoing:
+    event = TokenChunk(message_id=answer, chunk_id=chunk_id or str(number), token=f"t{number} ")
     return Outgoing(f"chat.tokens.{conversation}", body_of(conversation, 0, event))
 
 

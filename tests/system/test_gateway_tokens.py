@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -192,14 +194,70 @@ async def test_a_client_resumes_exactly_behind_its_last_event(client: Client, ur
         assert "completed" == await told(again)
 
 
-async def test_an_event_id_of_another_stream_means_from_the_running_answer(client: Client, url: str) -> None:
+async def test_an_event_id_that_the_stream_does_not_have_means_from_the_running_answer_and_is_reported(
+    client: Client, url: str
+) -> None:
+    """Of another stream, of another life of it, trimmed, beyond its end, or of nothing."""
     conversation = new_conversation()
     await client.publish_many([lifecycle(conversation, "started"), chunk(conversation, 1)])
-    for id_ in ("17-5", "nonsense", "1-99999999999999999999999", "-", "é-1"):
+    last = (await client.get_last("CHAT_EVENTS", f"chat.tokens.{conversation}")).sequence
+    now_ns = time.time_ns()
+    ids = ["17-5", "nonsense", "1-99999999999999999999999", "-", "é-1", f"{now_ns}-{last}", f"{now_ns}-99999999"]
+    for id_ in ids:
         async with source(url, conversation, last_id=id_) as one:
             await one.event()
+            name, data = await one.event()
+            assert ("error", True) == (name, "does not have the last event" in data), id_
             assert "started" == await told(one)
             assert "t1 " == await one.tokens(1)
+
+
+async def test_a_client_of_a_stream_that_was_restored_gets_the_running_answer_whole(server: NatsServer) -> None:
+    """The places of its last events hold others now, and the stream has kept its creation time."""
+    conversation, store, copy = new_conversation(), server.folder / "jetstream", server.folder / "copy"
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        await client.publish_many([lifecycle(conversation, "started"), *(chunk(conversation, n) for n in range(3))])
+        server.stop()
+        shutil.copytree(store, copy)
+        server.start()
+        for n in range(3, 6):
+            await client.publish(f"chat.tokens.{conversation}", chunk(conversation, n).payload, msg_id=f"t{n}")
+        async with node(client) as (gateway, url):
+            async with source(url, conversation) as one:
+                await one.event()
+                assert "started" == await told(one)
+                assert "".join(f"t{n} " for n in range(6)) == await one.tokens(6)
+            server.stop()
+            shutil.rmtree(store)
+            shutil.copytree(copy, store)
+            server.start()
+            again = [lifecycle(conversation, "started"), *(chunk(conversation, n) for n in range(10, 16))]
+            for n, outgoing in enumerate(again):
+                await client.publish(outgoing.subject, outgoing.payload, msg_id=f"again{n}")
+            await until(lambda: not gateway.node.problem)
+            for _ in range(2):  # a browser's EventSource comes back with the id that it has
+                async with source(url, conversation, last_id=one.last_id) as back:
+                    await back.event()
+                    assert "error" == (await back.event())[0]
+                    assert "started" == await told(back)
+                    assert "".join(f"t{n} " for n in range(10, 16)) == await back.tokens(6)
+
+
+async def test_an_answer_whose_beginning_is_no_longer_kept_says_so(server: NatsServer) -> None:
+    conversation = new_conversation()
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        config = (await client.api("STREAM.INFO.CHAT_EVENTS"))["config"]
+        await client.api("STREAM.UPDATE.CHAT_EVENTS", config | {"max_msgs_per_subject": 20})
+        await client.publish_one(lifecycle(conversation, "started"))
+        await client.publish_many([chunk(conversation, n, chunk_id=f"0123abcd-{n}") for n in range(1, 31)])
+        async with node(client) as (_, url), source(url, conversation) as one:
+            await one.event()
+            assert "started" == await told(one)
+            name, data = await one.event()
+            assert ("error", True) == (name, "no longer kept" in data)
+            assert "".join(f"t{n} " for n in range(11, 31)) == await one.tokens(20)
 
 
 async def test_a_killed_gateway_loses_no_token_for_a_client_that_comes_back(

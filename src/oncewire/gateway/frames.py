@@ -154,6 +154,7 @@ class _EventPeek(Struct, frozen=True, gc=False, rename="camel"):
     type: str
     status: str = ""
     message_id: str = ""
+    chunk_id: str = ""
     user_id: str = ""
     state: str = ""
 
@@ -182,19 +183,22 @@ class Envelope:
     """A stored envelope: its bytes, and what the gateway needs to know of them."""
 
     __slots__ = (
-        "_has_replay", "_replay_frame", "body", "epoch", "is_numbered", "is_presence", "kind", "message_id",
-        "place", "sequence", "state", "status", "user_id",
+        "_has_replay", "_replay_frame", "body", "chunk_id", "epoch", "is_numbered", "is_presence", "kind", "message_id",
+        "place", "sequence", "state", "status", "stored_ns", "user_id",
     )  # fmt: skip
 
-    def __init__(self, place: int, body: bytes, peek: _Peek, epoch: str | None) -> None:
+    def __init__(self, place: int, body: bytes, peek: _Peek, epoch: str | None, stored_ns: int) -> None:
         self.place = place
         """Its sequence in the stream."""
+        self.stored_ns = stored_ns
+        """When the stream stored it, 0 for what it did not."""
         self.body = body
         self.sequence = peek.sequence
         """Its number in the conversation; of an unnumbered one, the last that its producer knew."""
         self.kind = peek.event.type
         self.status = peek.event.status
         self.message_id = peek.event.message_id
+        self.chunk_id = peek.event.chunk_id
         self.user_id = peek.event.user_id
         self.state = peek.event.state
         self.is_numbered = peek.event.type == NUMBERED
@@ -223,7 +227,9 @@ class Envelope:
         return self._replay_frame
 
 
-def read_envelope(conversation_id: str, place: int, body: bytes, epoch: str | None) -> Envelope | None:
+def read_envelope(
+    conversation_id: str, place: int, body: bytes, epoch: str | None, stored_ns: int = 0
+) -> Envelope | None:
     """A stored body as an envelope of this conversation; None when it is none, or another's."""
     try:
         if not body.isascii():
@@ -235,4 +241,4 @@ def read_envelope(conversation_id: str, place: int, body: bytes, epoch: str | No
         return None
     if peek.event.type == NUMBERED and peek.sequence == 0:
         return None
-    return Envelope(place, body, peek, epoch)
+    return Envelope(place, body, peek, epoch, stored_ns)

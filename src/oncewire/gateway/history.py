@@ -197,4 +197,5 @@ def envelope_of(conversation: Conversation, message: StoredMessage) -> Envelope 
     """A stored message as an envelope of this conversation; None when it is none, or another tenant's."""
     if conversation.tenant is not None and message.headers.get(TENANT, "") != conversation.tenant:
         return None
-    return read_envelope(conversation.id, message.sequence, message.payload, message.headers.get(EPOCH) or None)
+    epoch = message.headers.get(EPOCH) or None
+    return read_envelope(conversation.id, message.sequence, message.payload, epoch, message.timestamp_ns)

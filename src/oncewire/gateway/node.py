@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import time
 from collections import Counter, deque
@@ -19,8 +20,7 @@ from oncewire._ground.contracts.headers import EPOCH, NODE, TENANT
 from oncewire._ground.contracts.subjects import CHAT_PRESENCE_PREFIX
 from oncewire._ground.errors import Corrupt, NotFound, OncewireError, Overloaded, Unavailable
 from oncewire._ground.jetstream import Client, Message, Reader, Start, parse_reply
-from oncewire._ground.jetstream.losses import incarnation_of
-from oncewire._ground.jetstream.protocol import parse_headers, parse_time_ns
+from oncewire._ground.jetstream.protocol import parse_headers
 from oncewire._ground.metrics import Histogram
 from oncewire._ground.tracing import Tracer
 from oncewire.gateway import traces
@@ -45,6 +45,10 @@ PUMP_STEPS: Final = 32
 """Writes to members that are behind before everybody else has a turn."""
 LINGER_S: Final = 30.0
 """How long a room without members keeps its backlog: clients that lost their connection come back."""
+
+STORED_IDS_MAX: Final = 1_000
+EVENT_ID: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,18})")
+"""When the stream stored an event, and at which place."""
 
 _EPOCH_LINE: Final = b"\r\n" + EPOCH.encode() + b":"
 
@@ -79,8 +83,10 @@ class Node:
         self._problem = "has not begun to read"
         self._reader: Reader | None = None
         self.stream = ""
-        self.incarnation = ""
-        """The stream's creation time in nanoseconds, with its incarnation: the first half of SSE ids."""
+        self._life = 0
+        """How often the stream was begun anew: what was read before counts no more."""
+        self._stored: dict[str, bool] = {}
+        """Ids of events, by whether the stream has them."""
         self.place = 0
         """The stream sequence up to which everything has been handed to rooms and channels."""
         self._place_ns = 0
@@ -155,7 +161,7 @@ class Node:
                 start = Start(is_new_only=True)
                 reading = self.client.read(self.stream, subjects=subjects, start=start, heartbeat_s=HEARTBEAT_S)
                 async with reading as reader:
-                    await self._begin(reader)
+                    self._begin(reader)
                     delay = RETRY_S
                     await self._follow(reader)
             except (Corrupt, NotFound) as error:
@@ -166,11 +172,9 @@ class Node:
             await asyncio.sleep(delay)
             delay = min(delay * 2, RETRY_S_MAX)
 
-    async def _begin(self, reader: Reader) -> None:
-        info = await self.client.api(f"STREAM.INFO.{self.stream}")
-        told = await incarnation_of(self.client, self.stream, info["created"])
-        created, mark, number = told.partition("#")
-        self.incarnation = f"{parse_time_ns(created)}{mark}{number}"
+    def _begin(self, reader: Reader) -> None:
+        self._life += 1
+        self._stored.clear()
         self.place, self._place_ns = reader.sequence, 0
         self._problem, self._reader = "", reader
         for channel in list(self.channels.values()):
@@ -268,13 +272,16 @@ class Node:
             node_id = parse_headers(message.header_raw).get(NODE, "")
             self.on_presence(conversation, node_id, envelope.user_id, envelope.state)
         if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation in self.channels):
-            channels.setdefault(conversation, []).append(self.tokens.event(self.incarnation, envelope))
+            channels.setdefault(conversation, []).append(self.tokens.event(envelope))
+            if kind == 0:
+                self.channels[conversation].learn([envelope])
 
     def _envelope(self, conversation_id: str, message: Message) -> Envelope | None:
         epoch = None
         if _EPOCH_LINE in message.header_raw:
             epoch = parse_headers(message.header_raw).get(EPOCH) or None
-        return read_envelope(conversation_id, parse_reply(message.reply).sequence, message.payload, epoch)
+        delivery = parse_reply(message.reply)
+        return read_envelope(conversation_id, delivery.sequence, message.payload, epoch, delivery.timestamp_ns)
 
     # ---- rooms
 
@@ -371,7 +378,7 @@ class Node:
     async def _load(self, room: Room, act: Load) -> None:
         delay = RETRY_S
         while self.rooms.get(room.conversation) is room:
-            stream = self.incarnation
+            life = self._life
             try:
                 async with self._turn():
                     if act.after is None:
@@ -388,7 +395,7 @@ class Node:
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
-            if stream == self.incarnation and room.is_waiting_for(act):
+            if life == self._life and room.is_waiting_for(act):
                 self.perform(room, room.loaded(*tail))
             return
 
@@ -418,20 +425,39 @@ class Node:
     # ---- channels
 
     async def listen(self, conversation: Conversation, listener: Listener, last_event_id: str) -> None:
-        """Begin at an event id, or, without one that is of this stream, at the running answer."""
+        """Begin at an event id, or, without one that the stream has, at the running answer."""
         channel = self.channels.get(conversation)
         if channel is None:
             channel = self.channels[conversation] = Channel(conversation, self.place)
             self._listen_to(conversation)
         channel.join(listener)
-        listener.fetch = -1
-        incarnation, _, place = last_event_id.rpartition("-")
-        if incarnation == self.incarnation and place.isascii() and place.isdigit() and len(place) < 20:
-            listener.place = int(place)
-        else:
-            listener.place = await self.tokens.place_to_begin(conversation, channel.floor)
-        listener.fetch = 0
+        place = await self._place_of(channel, last_event_id) if last_event_id else None
+        if place is None:
+            if last_event_id:
+                listener.owner.missed("the stream does not have the last event any more: this is the running answer")
+            async with self._turn():
+                if not channel.is_scanned:
+                    channel.learn(await self.tokens.lifecycles(conversation))
+                    channel.is_scanned = True
+            place = channel.begin
+        channel.ready(listener, place)
         self._step(channel, listener)
+
+    async def _place_of(self, channel: Channel, event_id: str) -> int | None:
+        """Where an event is that a client has; None when the stream has none of that id, or not any more."""
+        found = EVENT_ID.fullmatch(event_id)
+        if found is None:
+            return None
+        stored_ns, place = int(found[1]), int(found[2])
+        if any(one.place == place and one.stored_ns == stored_ns for one in channel.recent):
+            return place
+        if event_id not in self._stored:
+            async with self._turn():
+                if event_id not in self._stored:  # a crowd comes back with the same one
+                    self._stored[event_id] = await self.tokens.is_stored(stored_ns, place)
+        while len(self._stored) > STORED_IDS_MAX:
+            del self._stored[next(iter(self._stored))]
+        return place if self._stored.get(event_id) else None
 
     def stop_listening(self, conversation: Conversation, listener: Listener) -> None:
         channel = self.channels.get(conversation)
@@ -460,25 +486,29 @@ class Node:
 
     def _step(self, channel: Channel, listener: Listener) -> None:
         while (act := channel.step(listener)) is not None:
+            self._perform(channel, [act])
+
+    def _perform(self, channel: Channel, acts: Sequence[Say | Look]) -> None:
+        for act in acts:
             if isinstance(act, Say):
                 self._say(act)
             else:
                 self.spawn(self._look(channel, act))
 
     async def _look(self, channel: Channel, act: Look) -> None:
-        listener, delay = act.listener, RETRY_S
-        while listener.fetch == act.number and listener in channel.listeners:
+        delay = RETRY_S
+        while self.channels.get(channel.conversation) is channel and channel.is_waiting_for(act):
             try:
-                found, up_to = await self.tokens.page(self.incarnation, channel.conversation, listener.place, act.up_to)
+                async with self._turn():
+                    found, up_to = await self.tokens.page(channel.conversation, act.after, act.up_to)
             except OncewireError as error:
                 log.warning("channel %s cannot be read: %s", channel.conversation.id, error.message)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, RETRY_S_MAX)
                 continue
-            told = channel.found(listener, act.number, found, up_to)
-            if told is not None:
-                self._say(told)
-            self._step(channel, listener)
+            self._perform(channel, channel.found(act, found, up_to))
+            for listener in channel.behind:
+                self._step(channel, listener)
             return
 
     def _end_channel(self, channel: Channel) -> None:
@@ -486,4 +516,4 @@ class Node:
         if self.channels.pop(channel.conversation, None) is not None:
             self._no_longer(channel.conversation)
         for listener in list(channel.listeners):
-            listener.owner.lost("the stream was made anew: begin again")  # type: ignore[attr-defined]
+            listener.owner.lost("the stream was made anew: begin again")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.realtime import VERSION
 from oncewire._ground.http import Heir, Principal, Request
 from oncewire.gateway.channels import Listener
 from oncewire.gateway.frames import Conversation
-from oncewire.gateway.tokens import sse
+from oncewire.gateway.tokens import error_event, sse
 
 if TYPE_CHECKING:
     from oncewire.gateway.service import Gateway
@@ -84,11 +83,14 @@ class Source(Heir):
         if not self._is_closing:
             self._gateway.listener_drained(self)
 
+    def missed(self, message: str) -> None:
+        if not self._is_closing:
+            self._transport.write(error_event(message))
+
     def lost(self, message: str) -> None:
         """Say what is wrong, and close: the client comes back."""
-        if not self._is_closing:
-            self._transport.write(sse(b"error", ENCODE({"message": message})))
-            self._end()
+        self.missed(message)
+        self.stop()
 
     def _end(self) -> None:
         self._is_closing = True

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Final
 
 import msgspec
 
+from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.headers import TENANT
 from oncewire._ground.contracts.subjects import chat_stop, chat_tokens, token
-from oncewire._ground.errors import ContractViolation
+from oncewire._ground.errors import ContractViolation, NotFound
 from oncewire._ground.jetstream import Client
 from oncewire.gateway.channels import Event
 from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope
@@ -19,8 +22,8 @@ from oncewire.gateway.history import PAGE_MESSAGES, History, envelope_of
 ANSWER_S_MAX: Final = 3_600
 """An answer that began longer ago than this is not looked for: its producer is gone."""
 
-NEVER: Final = 1 << 62
-
+_place = attrgetter("place")
+_CHUNK_ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,9})")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
@@ -31,10 +34,39 @@ def sse(name: bytes, data: bytes, event_id: bytes = b"") -> bytes:
     return b"%bevent: %b\ndata: %b\n\n" % (b"id: %b\n" % event_id if event_id else b"", name, data)
 
 
+def error_event(message: str) -> bytes:
+    return sse(b"error", ENCODE({"message": message}))
+
+
+def number_of(chunk_id: str) -> tuple[str, int] | None:
+    """The attempt at an answer that a chunk belongs to, and its number there: `tokens.stream` counts from 1. None of
+    chunks that others have made."""
+    found = _CHUNK_ID.fullmatch(chunk_id)
+    return (found[1], int(found[2])) if found else None
+
+
 class StopBody(msgspec.Struct, frozen=True, rename="camel"):
     """Which answer to stop; any when it names none."""
 
     message_id: str = ""
+
+
+def cut_off(envelopes: Iterable[Envelope]) -> Iterator[tuple[Envelope, bool]]:
+    """Each envelope of a stretch, and whether chunks of its answer are missing right before it: the first one behind a
+    `started` is number 1, and each other one more than the one before it."""
+    following: dict[str, tuple[str, int]] = {}
+    for one in envelopes:
+        if one.kind == LIFECYCLE:
+            following[one.message_id] = ("", 1)
+            yield one, False
+            continue
+        number = number_of(one.chunk_id)
+        expected = following.get(one.message_id)
+        is_cut = False
+        if number is not None:
+            following[one.message_id] = (number[0], number[1] + 1)
+            is_cut = expected is not None and number[1] != (expected[1] if expected[0] in ("", number[0]) else 1)
+        yield one, is_cut
 
 
 class Tokens:
@@ -45,36 +77,37 @@ class Tokens:
         self._history = history
         self._prefix = tokens_prefix
 
-    def event(self, incarnation: str, envelope: Envelope) -> Event:
+    def event(self, envelope: Envelope) -> Event:
         name = b"event" if envelope.kind == LIFECYCLE else b"token"
-        event_id = b"%b-%d" % (incarnation.encode(), envelope.place)
-        return Event(envelope.place, sse(name, envelope.body, event_id))
+        event_id = b"%d-%d" % (envelope.stored_ns, envelope.place)
+        return Event(envelope.place, envelope.stored_ns, sse(name, envelope.body, event_id))
 
-    async def place_to_begin(self, conversation: Conversation, otherwise: int) -> int:
-        """Right before the `started` of the running answer, else before the last lifecycle event, else `otherwise`."""
+    async def is_stored(self, stored_ns: int, place: int) -> bool:
+        """Whether the stream still has an event. In a stream that was restored its place may hold another."""
+        try:
+            return (await self._client.get(self._history.stream, place, is_exact=True)).timestamp_ns == stored_ns
+        except NotFound:
+            return False
+
+    async def lifecycles(self, conversation: Conversation) -> list[Envelope]:
+        """The lifecycle envelopes of the last hour."""
         subject = self._history.subject(conversation)
         since = (datetime.now(UTC) - timedelta(seconds=ANSWER_S_MAX)).isoformat()
-        running: dict[str, int] = {}
-        last = 0
+        found: list[Envelope] = []
         batch = await self._client.get_batch(self._history.stream, start_time=since, subject=subject)
         while batch:
             for message in batch:
                 envelope = envelope_of(conversation, message)
                 if envelope is not None and envelope.kind == LIFECYCLE:
-                    last = envelope.place
-                    running.pop(envelope.message_id, None)
-                    if envelope.status == "started":
-                        running[envelope.message_id] = envelope.place
+                    found.append(envelope)
             batch = await self._client.get_batch(
                 self._history.stream, sequence=batch[-1].sequence + 1, subject=subject, count=PAGE_MESSAGES
             )
-        return min([otherwise, *([last - 1] if last else []), *(place - 1 for place in running.values())])
+        return found
 
-    async def page(
-        self, incarnation: str, conversation: Conversation, after: int, up_to: int
-    ) -> tuple[list[Event], int]:
+    async def page(self, conversation: Conversation, after: int, up_to: int) -> tuple[list[Event], int]:
         """Events behind a place, and up to where that is everything."""
-        found: list[Event] = []
+        found: list[Envelope] = []
         events, tokens = self._history.subject(conversation), chat_tokens(conversation.id, prefix=self._prefix)
         for subject in (events, tokens):
             end = min(up_to, await self._history.end(subject))
@@ -82,16 +115,23 @@ class Tokens:
                 for message in batch:
                     envelope = envelope_of(conversation, message)
                     if envelope is not None and (subject == tokens or envelope.kind == LIFECYCLE):
-                        found.append(self.event(incarnation, envelope))
+                        found.append(envelope)
                 if len(batch) and batch[-1].sequence < end:
                     up_to = min(up_to, batch[-1].sequence)
                 break
-        found.sort()
-        return [one for one in found if one.place <= up_to], up_to
+        found = sorted((one for one in found if one.place <= up_to), key=_place)
+        return [self._told(one, is_cut) for one, is_cut in cut_off(found)], up_to
+
+    def _told(self, envelope: Envelope, is_cut: bool) -> Event:
+        event = self.event(envelope)
+        if not is_cut:
+            return event
+        problem = error_event("a part of the answer is no longer kept, before this")
+        return event._replace(data=problem + event.data)
 
     async def is_written(self, conversation: Conversation) -> bool:
         """Whether somebody has been writing an answer in it, as far as one may hear it."""
-        return await self.place_to_begin(conversation, NEVER) != NEVER
+        return bool(await self.lifecycles(conversation))
 
     async def stop(self, conversation: Conversation, body: bytes, timeout_s: float) -> list[str]:
         """Ask the producer of an answer to stop; the messages whose writing was stopped. NoResponders when nobody
