@@ -84,7 +84,7 @@ class Rate:
     async def run(self) -> tuple[float, float]:
         subscription = None
         if self._is_cycle:
-            consume = Consume(TOPIC, GROUP, "a", 600_000)
+            consume = Consume(TOPIC, GROUP, "a", 600_000, 10_000)
             subscription = await asked(self._engine.subscribe, "", consume, Acks(self._engine, self._again))
         begun, cpu = time.perf_counter(), time.process_time()
         asyncio.get_running_loop().call_later(SECONDS, self._end)
@@ -284,7 +284,7 @@ async def topics() -> None:
             own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - own
             begun = time.perf_counter()
             await asked(engine.create_topic, "", TOPIC, 1_000)
-            await asked(engine.subscribe, "", Consume(TOPIC, GROUP, "a", 600_000), First())
+            await asked(engine.subscribe, "", Consume(TOPIC, GROUP, "a", 600_000, 10_000), First())
             opened = time.perf_counter() - begun
     rows = [
         [f"{TOPICS:,} topics made", f"{made:.1f} s", f"{idle / TOPICS:.0f} KB of the server's memory each"],

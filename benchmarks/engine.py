@@ -74,7 +74,7 @@ async def rate(engine: LocalEngine, *, is_cycle: bool) -> float:
 
     subscription = None
     if is_cycle:
-        subscription = await asked(engine.subscribe, "", Consume("t", "g", "a", 600_000), Reader(engine, again))
+        subscription = await asked(engine.subscribe, "", Consume("t", "g", "a", 600_000, 10_000), Reader(engine, again))
     for _ in range(CLIENTS):
         engine.produce("", BODY, ignore if is_cycle else again)
     await ended

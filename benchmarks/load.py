@@ -196,7 +196,7 @@ async def cycle_rate(port: int, seconds: float, readers: int = 8, window: int = 
     for owner in range(readers):
         take = lambda partition, offset, owner=owner: found(owner, partition, offset)  # noqa: E731
         transport, _ = await loop.create_connection(lambda take=take: Reader(take), "127.0.0.1", port)
-        wanted = f"/v1/consume?topic=t&group=g&owner=o{owner}&lease_ms=60000"
+        wanted = f"/v1/consume?topic=t&group=g&owner=o{owner}&lease_ms=60000&in_flight=1000"
         transport.write(f"GET {wanted} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         streams.append(transport)
     idle_ackers.extend([await connect(port, on_acked) for _ in range(CONNECTIONS // 2)])

@@ -58,7 +58,7 @@ def body(value: str = "v", topic: str = "t", **envelope: Any) -> ProduceBody:
     return ProduceBody(topic=topic, value=value, envelope=BrokerEnvelope(**envelope) if envelope else None)
 
 
-READ = Consume("t", "g", "a")
+READ = Consume("t", "g", "a", in_flight=1_000)
 
 
 async def test_a_message_goes_from_producer_to_reader_and_is_acked(engine: Engine, kind: str) -> None:

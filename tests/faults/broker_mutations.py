@@ -10,8 +10,9 @@ import pytest
 
 from oncewire._ground.contracts.records import Acked, Retried
 from oncewire.broker import desk, dispatch, image, rules, upkeep
+from oncewire.broker.credit import Credit
 from oncewire.broker.log import writer
-from oncewire.broker.state import Progress, State, Topic
+from oncewire.broker.state import Progress, State, Subscriber, Topic
 from tests.support.brokersim import Simulation
 from tests.support.disk import SimDisk
 
@@ -169,11 +170,25 @@ def room_is_ignored(patch: Patch) -> None:
     original = dispatch._Turns.next
 
     def next_(self: Any) -> Any:
-        for reader in self.readers:
-            reader.room = 1_000
-        return original(self)
+        reader = original(self)
+        if reader is None and self._readers:
+            return self._readers[0]
+        return reader
 
     patch.setattr(dispatch._Turns, "next", next_)
+
+
+@mutation
+def credit_is_ignored(patch: Patch) -> None:
+    def look(self: Any) -> None:
+        self.room = self.sink.room()
+
+    patch.setattr(Subscriber, "look", look)
+
+
+@mutation
+def credit_is_not_given_back(patch: Patch) -> None:
+    patch.setattr(Credit, "give_back", lambda self: None)
 
 
 @mutation

@@ -114,7 +114,7 @@ async def is_behind(steady: NatsServer, lagging: NatsServer) -> bool:
         finally:
             lagging.signal(signal.SIGCONT)
         reader = Reader()
-        joining = asyncio.create_task(asked(second.subscribe, "", Consume(topic, "g", "b", 600_000), reader))
+        joining = asyncio.create_task(asked(second.subscribe, "", Consume(topic, "g", "b", 600_000, 100_000), reader))
         seen = await stands_at(near, listed.stream, f"{listed.prefix}.0")
         assert not isinstance(await joining, OncewireError)
         with contextlib.suppress(AssertionError):

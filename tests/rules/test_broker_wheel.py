@@ -39,6 +39,8 @@ def test_those_that_are_out_stay(table: Table) -> None:
     table.ack(1)
     assert 2 == waiting(table)
     table.tick(HOUR_MS + 1_000)
+    assert [0, 1, 2, 0] == reader.offsets
+    table.ack(0)
     assert [0, 1, 2, 0, 2] == reader.offsets
 
 

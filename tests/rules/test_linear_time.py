@@ -41,6 +41,8 @@ HOW: dict[str, str] = {
     "contracts.trace._TRACE_ID": "fullmatch",
     "demo.answers._PIECE": "finditer",
     "gateway.client.sse._LINE_END": "finditer",
+    "gateway.node.EVENT_ID": "fullmatch",
+    "gateway.tokens._CHUNK_ID": "fullmatch",
     "gateway.tokens._LINE_END": "finditer",
     "http.rules._ABSOLUTE": "match",
     "http.rules._HOST": "fullmatch",

@@ -48,7 +48,7 @@ class Desk:
 
     async def read(self, topic: str, count: int, group: str = "g") -> list[Delivery]:
         reader = Reader()
-        joined = await self._ask(self._engine.subscribe, TENANT, Consume(topic, group, "worker", 60_000), reader)
+        joined = await self._ask(self._engine.subscribe, TENANT, Consume(topic, group, "worker", 60_000, 1_000), reader)
         await until(lambda: len(reader.got) >= count)
         joined.close()
         return sorted(reader.got, key=lambda one: one.offset)

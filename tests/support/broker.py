@@ -128,15 +128,23 @@ class Table:
         lease_ms: int = 0,
         room: int = 1_000_000,
         tenant: str = "",
+        in_flight: int = 1_000_000,
     ) -> Reader:
         reader = Reader(room)
-        self.join(reader, owner, group, topic, lease_ms, tenant)
+        self.join(reader, owner, group, topic, lease_ms, tenant, in_flight)
         return reader
 
     def join(
-        self, reader: Reader, owner: str = "a", group: str = "g", topic: str = "t", lease_ms: int = 0, tenant: str = ""
+        self,
+        reader: Reader,
+        owner: str = "a",
+        group: str = "g",
+        topic: str = "t",
+        lease_ms: int = 0,
+        tenant: str = "",
+        in_flight: int = 1_000_000,
     ) -> Subscriber:
-        consume = Consume(topic, group, owner, lease_ms)
+        consume = Consume(topic, group, owner, lease_ms, in_flight)
         entered = self.ask(rules.enter(self.state, self.now_ms, tenant, consume))
         assert entered is None, entered
         subscriber = rules.join(self.state, self.now_ms, tenant, consume, reader)

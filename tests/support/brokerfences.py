@@ -67,7 +67,7 @@ async def replaced(url: str, room: int) -> AsyncIterator[Replaced]:
             assert isinstance(await asked(engines[0].produce, "", ProduceBody(topic=topic, value=value)), Produced)
         first = next(engine for engine in engines if engine.node.cells)
         reader = Reader(room)
-        subscription = await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000), reader)
+        subscription = await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000, 1_000), reader)
         await until(lambda: len(reader.got) == room)
         (cell,) = first.node.cells.values()
         scene = Replaced(first, cell, topic, reader, subscription)
@@ -82,7 +82,7 @@ async def _next_owner(scene: Replaced) -> Reader:
     """The successor has taken over and delivered all that is not settled."""
     assert scene.next is not None
     reader = Reader()
-    joined = await asked(scene.next.subscribe, "", Consume(scene.topic, "g", "b", 60_000), reader)
+    joined = await asked(scene.next.subscribe, "", Consume(scene.topic, "g", "b", 60_000, 1_000), reader)
     assert not isinstance(joined, OncewireError), joined
     await until(lambda: len(reader.got) == 3)
     return reader
@@ -136,7 +136,7 @@ async def settles_no_other(url: str) -> list[str]:
         assert scene.next is not None
         assert None is await scene.ack_stale(2)
         reader = Reader()
-        await asked(scene.next.subscribe, "", Consume(scene.topic, "g", "b", 60_000), reader)
+        await asked(scene.next.subscribe, "", Consume(scene.topic, "g", "b", 60_000, 1_000), reader)
         await asked(scene.next.produce, "", ProduceBody(topic=scene.topic, value="d"))
         await until(lambda: "d" in reader.values)
         return [] if reader.values == ["a", "b", "d"] else [f"its successor showed {reader.values}"]

@@ -92,7 +92,7 @@ class Kills:
             self._step()
 
     async def _consume(self, client: BrokerClient, waiting: asyncio.Queue[Delivery]) -> None:
-        async for delivery in client.consume(TOPIC, GROUP, lease_ms=LEASE_MS):
+        async for delivery in client.consume(TOPIC, GROUP, in_flight=1_000, lease_ms=LEASE_MS):
             self._got(delivery)
             if self.chance.random() < 0.9:
                 waiting.put_nowait(delivery)

@@ -347,7 +347,7 @@ class Witness:
     async def _read(self, node: NodeProcess) -> None:
         while not self._is_over and node.process and node.process.returncode is None:
             try:
-                async for delivery in self._client(node).consume(TOPIC, GROUP, lease_ms=LEASE_MS):
+                async for delivery in self._client(node).consume(TOPIC, GROUP, in_flight=1_000, lease_ms=LEASE_MS):
                     self._got(node, delivery)
             except OncewireError:
                 await asyncio.sleep(0.02)

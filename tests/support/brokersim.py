@@ -7,6 +7,7 @@ The clients keep their own ledger of what they were told, and a simple model of 
     an acked message never comes again to its group, whatever crashed
     a (topic, offset) is one message for ever
     a reader gets the first deliveries of a partition in offset order; no more are in flight than may be
+    a reader holds no more than its credit, and has all of it again when it holds nothing
     only the last owner settles; attempts never exceed the deliveries that were made
     two messages with one idempotency key are a TTL apart
 """
@@ -52,6 +53,7 @@ class Client:
     def __init__(self, world: Simulation, topic: str, group: str, owner: str) -> None:
         self.world, self.topic, self.group, self.owner = world, topic, group, owner
         self.space = world.chance.randint(1, 6)
+        self.credit = world.chance.choice([1, 2, 5])
         self.subscriber: Subscriber | None = None
 
     def room(self) -> int:
@@ -227,10 +229,22 @@ class Simulation:
         leased = sum(flight.state == LEASED for flight in flights.values())
         if leased > LIMITS.in_flight_max:
             self.problems.append(f"{leased} are in flight in {topic}/{one.partition}")
+        self._in_credit(client)
         if one.envelope and one.envelope.dlq:
             self.buried |= {(one.envelope.dlq.original_topic, g, one.envelope.dlq.original_offset) for g in GROUPS}
             if topic in TOPICS:
                 self.problems.append(f"a dead letter stands in {topic}")
+
+    def _in_credit(self, client: Client) -> None:
+        """What a reader holds is within its credit, and what counts against that is what it holds."""
+        assert client.subscriber is not None
+        credit, group = client.subscriber.credit, client.subscriber.group
+        flights = [flight for progress in group.progress.values() for flight in progress.flights.values()]
+        out = sum(flight.state == LEASED and flight.credit is credit for flight in flights)
+        if out > client.credit:
+            self.problems.append(f"a reader with a credit of {client.credit} holds {out}")
+        if out != credit.out:
+            self.problems.append(f"a reader holds {out}, and {credit.out} count against its credit")
 
     def _in_order(self, client: Client, name: tuple[str, str, int], one: Delivery) -> None:
         """The first time in this process: above all that this reader was given for the first time."""
@@ -283,7 +297,7 @@ class Simulation:
         topic = self.chance.choice([*TOPICS, *(f"dlq.{one}" for one in TOPICS)])
         group = self.chance.choice(GROUPS) if topic in TOPICS else "d"
         client = Client(self, topic, group, f"o{self.chance.randint(0, 2)}")
-        consume = Consume(topic, group, client.owner, self.chance.choice([500, 1_000, 3_000]))
+        consume = Consume(topic, group, client.owner, self.chance.choice([500, 1_000, 3_000]), client.credit)
 
         def entered(refused: Any) -> None:
             if refused is None:
@@ -304,6 +318,8 @@ class Simulation:
     def breathe(self) -> None:
         for client in self.clients:
             client.space = self.chance.randint(0, 6)
+            if client.subscriber:
+                self._in_credit(client)
             if client.space and client.subscriber:
                 self.state.stirred[client.subscriber.group] = None
         self.desk.hand_out(self.now_ms)
@@ -375,11 +391,13 @@ class Simulation:
     def _ack_all(self, topic: str, group: str) -> None:
         client = Client(self, topic, group, "o0")
         client.space = 1_000
-        consume = Consume(topic, group, client.owner, 100_000)
+        client.credit = 1_000
+        consume = Consume(topic, group, client.owner, 100_000, client.credit)
         self._ask(rules.enter(self.state, self.now_ms, "", consume))
         self.commit()
         joined = rules.join(self.state, self.now_ms, "", consume, client)
         assert isinstance(joined, Subscriber), joined
+        client.subscriber = joined
         self.commit()
         for name, (owner, partition) in list(self.held.items()):
             if name[:2] == (topic, group) and owner == client.owner:

@@ -147,7 +147,7 @@ async def test_a_body_with_as_many_names_as_fit_is_refused_and_others_are_served
 async def test_a_client_that_stops_reading_is_bounded_and_its_leases_lapse(tmp_path: Path) -> None:
     async with local_broker({"tick_ms": "10"}, tmp_path) as port, wire(port) as busy, wire(port) as other:
         await other.ask(post("/v1/topics?name=t", b""))
-        await busy.send(get("/v1/consume?topic=t&group=g&owner=deaf&lease_ms=50"))
+        await busy.send(get("/v1/consume?topic=t&group=g&owner=deaf&lease_ms=50&in_flight=1000"))
         await busy.head()
         line = json.dumps({"topic": "t", "value": "x" * 50_000}).encode()
         for _ in range(4):

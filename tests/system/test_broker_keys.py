@@ -94,7 +94,7 @@ async def place(url: str, **limits: Any) -> AsyncIterator[Place]:
         while not all(len(engine.node.cells) > 1 for engine in engines):  # else chance gave one too few
             found.topic = unique("keys")
             await asked(engines[0].create_topic, "", found.topic, PARTITIONS)
-            consume = Consume(found.topic, "g", "a", 60_000)
+            consume = Consume(found.topic, "g", "a", 60_000, 1_000)
             found.subscription = await asked(engines[0].subscribe, "", consume, found.reader)
         yield found
 

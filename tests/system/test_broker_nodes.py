@@ -68,9 +68,9 @@ async def nack(engine: JetStreamEngine, topic: str, one: Delivery) -> Any:
     return await answer(engine.settle, "", Settle("nack", topic, "g", one.partition, one.offset, "a", "broken"))
 
 
-async def read(engine: JetStreamEngine, topic: str, owner: str = "a") -> Reader:
+async def read(engine: JetStreamEngine, topic: str, owner: str = "a", in_flight: int = 10_000) -> Reader:
     reader = Reader()
-    joined = await answer(engine.subscribe, "", Consume(topic, "g", owner, 60_000), reader)
+    joined = await answer(engine.subscribe, "", Consume(topic, "g", owner, 60_000, in_flight), reader)
     assert not isinstance(joined, OncewireError), joined
     return reader
 
@@ -225,7 +225,7 @@ async def test_a_message_that_comes_while_older_ones_are_read_is_held_once(nodes
     """More than the first page waits, and one more is stored when the new owner has just begun to read the rest."""
     one = await nodes()
     topic = await topic_on(one, 1)
-    await answer(one.subscribe, "", Consume(topic, "g", "a", 60_000), Reader(room=0))
+    await answer(one.subscribe, "", Consume(topic, "g", "a", 60_000, 1_000), Reader(room=0))
     await produce(one, topic, *(f"v{n}" for n in range(FIRST_PAGE + 50)))
     await one.stop()
     two = await nodes()

@@ -239,7 +239,7 @@ async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
             answer = await asked(second.produce, "", ProduceBody(topic=name, value=value, envelope=envelope))
             assert not isinstance(answer, OncewireError), answer
         reader = Reader()
-        await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000), reader)
+        await asked(first.subscribe, "", Consume(topic, "g", "a", 60_000, 1_000), reader)
         await until(lambda: len(reader.got) == 3)
         dead = next(one for one in reader.got if one.value == "once")
         nack = Settle("nack", topic, "g", dead.partition, dead.offset, "a")
@@ -247,7 +247,7 @@ async def test_broker_nodes_serve_as_their_own_user(place: Guarded) -> None:
         await first.stop()
         await second.node.client.close()  # it dies
         third, reader = await node(), Reader()
-        await asked(third.subscribe, "", Consume(topic, "g", "b", 60_000), reader)
+        await asked(third.subscribe, "", Consume(topic, "g", "b", 60_000, 1_000), reader)
         await until(lambda: len(reader.got) == 2)
         assert {"v"} == set(reader.values)
         assert f"dlq.{topic}" in await asked(third.list_topics, "")

@@ -153,7 +153,7 @@ class Desk:
         """A reader's room is for one round, so that a write has a bound: go on until nobody takes more."""
         while group.busy:
             for subscriber in group.subscribers:
-                subscriber.room = subscriber.sink.room()
+                subscriber.look()
             turn = dispatch(self.state, group, now_ms)
             self.propose(turn.records)
             for subscriber, deliveries in turn.handed.items():

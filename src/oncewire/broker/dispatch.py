@@ -1,4 +1,4 @@
-"""Who gets which message: each delivery to one reader of the group, in turn, in offset order. Pure.
+"""Who gets which message: each delivery to one reader of the group that has credit, in turn, in offset order. Pure.
 
 What is due again comes before what was never delivered, so a partition's messages come in offset order. Deliveries stop
 at the in-flight limit. A retry that waits is not in flight: it holds back nothing. A message whose deadline has passed
@@ -7,6 +7,8 @@ is buried instead of delivered.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -48,26 +50,34 @@ def dispatch(state: State, group: Group, now_ms: int) -> Round:
 
 
 class _Turns:
-    """The readers of a group, one after the other, those without room left out."""
+    """The readers of a group that have room, one after the other; those that are late when no other one has any."""
 
     def __init__(self, group: Group) -> None:
-        self.readers = group.subscribers
+        self._readers = readers = group.subscribers
         self.turn = group.turn
-        self.have_room = any(reader.room > 0 for reader in self.readers)
+        places = [place for place, reader in enumerate(readers) if reader.room > 0]
+        begin = bisect_left(places, self.turn)
+        places = places[begin:] + places[:begin]
+        self._punctual = deque([place for place in places if not readers[place].credit.is_late])
+        self._late = deque([place for place in places if readers[place].credit.is_late])
+
+    @property
+    def have_room(self) -> bool:
+        return bool(self._punctual or self._late)
 
     def next(self) -> Subscriber | None:
-        count = len(self.readers)
-        if count == 1 and (reader := self.readers[0]).room > 0:
-            reader.room -= 1
-            return reader
-        for step in range(count):
-            reader = self.readers[(self.turn + step) % count]
-            if reader.room > 0:
-                self.turn = (self.turn + step + 1) % count
-                reader.room -= 1
-                return reader
-        self.have_room = False
-        return None
+        places = self._punctual or self._late
+        if not places:
+            return None
+        place = places[0]
+        reader = self._readers[place]
+        self.turn = place + 1
+        reader.room -= 1
+        if reader.room <= 0:
+            places.popleft()
+        elif len(places) > 1:
+            places.rotate(-1)
+        return reader
 
 
 def _drain(state: State, progress: Progress, readers: _Turns, now_ms: int, turn: Round) -> bool:
@@ -137,7 +147,9 @@ def _drain_new(state: State, progress: Progress, readers: _Turns, now_ms: int, t
             due_at_ms = now_ms + lease_ms
             tick = state.tick_of(due_at_ms)
             due = state.due(tick)
-        flight = Flight(progress, offset, LEASED, 1, reader.owner, lease_ms, due_at_ms, tick, policy)
+        credit = reader.credit
+        credit.out += 1
+        flight = Flight(progress, offset, LEASED, 1, reader.owner, credit, lease_ms, due_at_ms, tick, policy)
         flights[offset] = flight
         due[flight] = None
         if reader is not last:
@@ -164,6 +176,8 @@ def _lease(flight: Flight, reader: Subscriber, held: Body | Document, now_ms: in
     flight.state = LEASED
     flight.progress.leased += 1
     flight.owner = reader.owner
+    flight.credit = reader.credit
+    flight.credit.out += 1
     flight.lease_ms = reader.lease_ms
     flight.due_at_ms = now_ms + reader.lease_ms
     if held.envelope is not None:

@@ -14,9 +14,10 @@ Errors are values, not exceptions: `done(error)` gets one from our tree, and its
     Unavailable       503  it was not written: the disk is full, the engine stops
     Corrupt           500
 
-Deliveries go to a `Sink`. The engine asks for its room before every round and never exceeds it, so a reader that stops
-reading is bounded: what it was given before is redelivered when its leases lapse. When room was short and comes back,
-the reader says `subscription.resume()`.
+Deliveries go to a `Sink`. A reader has credit: as many deliveries as it may hold unsettled, in all partitions together.
+The engine asks for the sink's room before every round and never exceeds it either, so a reader that stops reading is
+bounded: what it was given before is redelivered when its leases lapse. When room was short and comes back, the reader
+says `subscription.resume()`.
 
 Every store key starts with the tenant; names and bodies are checked by the caller (contracts/broker.py).
 """
@@ -48,6 +49,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Per group, long polls included."""
     in_flight_max: int = 256
     """Deliveries that are leased at a time, per topic, group and partition."""
+    reader_in_flight: int = 2
+    """Of a reader that asks for nothing else, in all partitions together."""
     partition_messages_max: int = 100_000
     """Messages that some group still needs. As many settled ones are kept besides, for `settled_age_ms` at most."""
     partition_bytes_max: int = 64 << 20
@@ -111,6 +114,8 @@ class GroupShown(Struct, frozen=True):
     retries: int
     """Messages that wait for their next attempt."""
     consumers: int
+    credit: int
+    """How many its consumers may hold in flight together."""
     is_lapsed: bool
     partitions: tuple[PartitionLag, ...]
 
@@ -151,12 +156,14 @@ class Produced(Struct, frozen=True):
 
 
 class Consume(Struct, frozen=True):
-    """Who wants messages. `lease_ms` 0 stands for the engine's default."""
+    """Who wants messages. 0 stands for the engine's default."""
 
     topic: str
     group: str
     owner: str
     lease_ms: int = 0
+    in_flight: int = 0
+    """The reader's credit. A long poll has as much as it takes."""
 
 
 class Settle(Struct, frozen=True):

@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from oncewire._ground.contracts.broker import Delivery, ProduceBody
 from oncewire._ground.contracts.records import Record, encode
 from oncewire._ground.errors import OncewireError, Overloaded, Unavailable
@@ -202,7 +204,7 @@ class LocalEngine:
         self, tenant: str, consume: Consume, messages_max: int, wait_ms: int, done: Done[list[Delivery]]
     ) -> Subscription:
         take = Take(self._loop, messages_max, wait_ms, done)
-        self.subscribe(tenant, consume, take, take.joined)
+        self.subscribe(tenant, msgspec.structs.replace(consume, in_flight=messages_max), take, take.joined)
         return take
 
     # ---- what an operator sees

@@ -189,10 +189,11 @@ def _message_paths() -> dict[str, Any]:
     }
     number = {"type": "integer", "minimum": 1}
     wanted = {"topic": _NAME, "group": _NAME, "owner": _NAME, "lease_ms": number, "max": number | {"maximum": 1_000}}
+    wanted["in_flight"] = number | {"maximum": 1_000}
     wanted["wait_ms"] = {"type": "integer", "minimum": 0, "maximum": 60_000}
     produce = _call("Produce a message, or a batch", {200: produced}, body="ProduceBody", batch=True, failures=(429,))
     consume = _call(
-        "Read messages: a stream that goes on, or with max or wait_ms one answer",
+        "Read messages: a stream that goes on, with at most in_flight unsettled, or with max or wait_ms one answer",
         {200: _lines("One delivery per line.", _ref("Delivery"))},
         query=wanted,
         failures=(429,),

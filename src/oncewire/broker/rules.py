@@ -5,7 +5,6 @@ A step holds the records to make durable, in order, and the answer. Without reco
 written), and goes out when all that was proposed before it is durable. Nothing here changes what is durable: that is
 `State.apply`, when the records are on the disk. What a step changes at once is tentative (state.py lists it).
 
-    routing      a router's choice, else the producer's, else the key's hash (B8)
     idempotency  idempotency.py has the transition table of both sides (B7)
     leases       the last owner may settle until another owner has the message (B4)
     retries      backoff_ms · 2^(attempts − 1), capped; then the graveyard `dlq.<topic>` (B6)
@@ -13,9 +12,9 @@ written), and goes out when all that was proposed before it is durable. Nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -43,6 +42,7 @@ from oncewire._ground.contracts.records import (
     decode_body,
 )
 from oncewire._ground.errors import Conflict, ContractViolation, NotFound, OncewireError, Overloaded, TooLarge
+from oncewire.broker.credit import Credit
 from oncewire.broker.engine import (
     BufferFull,
     Consume,
@@ -68,8 +68,10 @@ from oncewire.broker.idempotency import (
     claim_of,
     identity_of,
 )
-from oncewire.broker.messages import Partition, partition_of
-from oncewire.broker.state import LEASED, Flight, Group, State, Subscriber, Topic
+from oncewire.broker.messages import Partition
+from oncewire.broker.placing import NO_TOPIC as NO_TOPIC
+from oncewire.broker.placing import place_of, routing_of
+from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Subscriber, Topic, make_ready
 
 NACKED: Final = "nack"
 TIMED_OUT: Final = "ack_timeout"
@@ -80,7 +82,6 @@ _DOUBLINGS_MAX: Final = 40
 
 IN_FLIGHT_ELSEWHERE: Final = "idempotency: key already in-flight"
 NOT_IN_FLIGHT: Final = "message is not in-flight"
-NO_TOPIC: Final = "topic does not exist"
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -131,24 +132,6 @@ def delete_topic(state: State, tenant: str, name: str) -> Step:
 # ---- producing
 
 
-class Spread(Protocol):
-    """A topic, as far as a place is chosen by it."""
-
-    @property
-    def count(self) -> int: ...
-
-
-P = TypeVar("P", bound=Spread)
-
-
-class Place(NamedTuple, Generic[P]):
-    """Where a message goes, and the envelope that its readers will see."""
-
-    topic: P
-    partition: int
-    envelope: BrokerEnvelope | None
-
-
 def produce(state: State, now_ms: int, tenant: str, body: ProduceBody, decision: RoutingDecision | None = None) -> Step:
     """Store a message, or say why not. A duplicate is a success that stores nothing."""
     if (late := expired(now_ms, body)) is not None:
@@ -169,12 +152,6 @@ def expired(now_ms: int, body: ProduceBody) -> ContractViolation | None:
     if envelope is not None and envelope.deadline is not None and _is_past(envelope.deadline, now_ms):
         return ContractViolation(EXPIRED, field="envelope.deadline")
     return None
-
-
-def routing_of(decision: RoutingDecision | None) -> Routing | None:
-    if decision is None or not (decision.label or decision.meta):
-        return None
-    return Routing(label=decision.label, meta=decision.meta)
 
 
 def accept(
@@ -229,47 +206,6 @@ def _reserve(
     partition.reserved += 1
     partition.reserved_bytes += size
     return Stored(topic.number, number, offset, now_ms, size, held, identity, requested, expires_at_ms)
-
-
-def place_of(
-    topics: Mapping[tuple[str, str], P],
-    counters: dict[str, int],
-    tenant: str,
-    body: ProduceBody,
-    decision: RoutingDecision | None,
-) -> Place[P] | OncewireError:
-    """The router's choice where it holds; else the producer's own, whose mistakes are the producer's."""
-    own = body.envelope
-    if decision is not None and (decision.target_topic or decision.partition_override is not None):
-        routed = msgspec.structs.replace(
-            own or BrokerEnvelope(),
-            target_topic=decision.target_topic or (own.target_topic if own else ""),
-            partition_override=(
-                decision.partition_override
-                if decision.partition_override is not None
-                else (own.partition_override if own else None)
-            ),
-        )
-        place = _place(topics, tenant, body, routed)
-        if isinstance(place, Place):
-            return place
-        counters["router_failures"] += 1
-    return _place(topics, tenant, body, own)
-
-
-def _place(
-    topics: Mapping[tuple[str, str], P], tenant: str, body: ProduceBody, envelope: BrokerEnvelope | None
-) -> Place[P] | OncewireError:
-    name = envelope.target_topic if envelope is not None and envelope.target_topic else body.topic
-    topic = topics.get((tenant, name))
-    if topic is None:
-        return NotFound(f"{NO_TOPIC} (create it first)")
-    override = envelope.partition_override if envelope is not None else None
-    if override is None:
-        return Place(topic, partition_of(body.key, topic.count), envelope)
-    if not 0 <= override < topic.count:
-        return ContractViolation("partition_override out of range", field="envelope.partition_override")
-    return Place(topic, override, envelope)
 
 
 def _gate(state: State, now_ms: int, requested: tuple[str, str], identity: bytes) -> OncewireError | bool | None:
@@ -331,15 +267,19 @@ def _crowded(state: State, group: Group) -> OncewireError | None:
     )
 
 
-def join(state: State, now_ms: int, tenant: str, consume: Consume, sink: Sink) -> Subscriber | OncewireError:
-    """A reader of a group that was entered. From now on it may be given messages."""
+def join(
+    state: State, now_ms: int, tenant: str, consume: Consume, sink: Sink, credit: Credit | None = None
+) -> Subscriber | OncewireError:
+    """A reader of a group that was entered. From now on it may be given messages, as far as its credit goes."""
     topic = state.topics.get((tenant, consume.topic))
     group = topic.groups.get(consume.group) if topic else None
     if topic is None or group is None:
         return NotFound(NO_TOPIC)
     if (crowded := _crowded(state, group)) is not None:
         return crowded
-    subscriber = Subscriber(group, consume.owner, consume.lease_ms or state.limits.lease_ms, sink)
+    limits = state.limits
+    credit = credit or Credit(consume.in_flight or limits.reader_in_flight)
+    subscriber = Subscriber(group, consume.owner, consume.lease_ms or limits.lease_ms, sink, credit)
     group.subscribers.append(subscriber)
     topic.readers[group] = None
     group.seen_at_ms = now_ms
@@ -362,6 +302,17 @@ def leave(now_ms: int, subscriber: Subscriber) -> None:
         group.topic.readers.pop(group, None)
 
 
+def recall(state: State, progress: Progress, offsets: Iterable[int], credit: Credit) -> None:
+    """Deliveries that did not reach their reader: they count no attempt, and may go to another one."""
+    for offset in offsets:
+        flight = progress.flights.get(offset)
+        if flight is not None and flight.state == LEASED and flight.credit is credit and not flight.is_settling:
+            progress.release(flight)
+            flight.attempts -= 1
+            flight.owner = ""
+            make_ready(state, flight)
+
+
 # ---- settling
 
 
@@ -370,13 +321,15 @@ def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     flight = held(state, tenant, request)
     if isinstance(flight, Step):
         return flight
-    if request.act == "ack":
-        return _ack(now_ms, flight)
+    if request.act == "extend":
+        return _extend(state, now_ms, flight, request.lease_ms)
+    if flight.credit is not None:
+        flight.credit.settle()
     if request.act == "nack":
         state.counters["nacked"] += 1
         reason = request.reason[:ERROR_CHARS_MAX] or NACKED
         return Step(None, tuple(failed(state, now_ms, flight, reason)))
-    return _extend(state, now_ms, flight, request.lease_ms)
+    return _ack(now_ms, flight)
 
 
 def held(state: State, tenant: str, request: Settle | Idempotency) -> Flight | Step:

@@ -38,6 +38,7 @@ from oncewire._ground.contracts.records import (
     Trimmed,
     encode_body,
 )
+from oncewire.broker.credit import Credit
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
 from oncewire.broker.messages import Partition
@@ -63,6 +64,8 @@ class Flight(Struct, eq=False):
     attempts: int = 0
     owner: str = ""
     """The last one; empty when nobody had it since the start."""
+    credit: Credit | None = None
+    """Of the reader that had it last."""
     lease_ms: int = 0
     due_at_ms: int = 0
     """When the lease ends or the retry is due."""
@@ -144,6 +147,8 @@ class Progress:
         if flight.state == LEASED:
             flight.state = READY
             self.leased -= 1
+            if flight.credit is not None:
+                flight.credit.give_back()
 
     def trim(self, offset: int) -> list[Flight]:
         """The partition forgets everything up to the offset, whether this group had it or not; returns what was out."""
@@ -157,17 +162,22 @@ class Progress:
 
 
 class Subscriber:
-    """A reader of a group. `room` is asked anew before every round."""
+    """A reader of a group. `room` is what it takes in a round, asked anew before each."""
 
-    __slots__ = ("group", "is_open", "lease_ms", "owner", "room", "sink")
+    __slots__ = ("credit", "group", "is_open", "lease_ms", "owner", "room", "sink")
 
-    def __init__(self, group: Group, owner: str, lease_ms: int, sink: Sink) -> None:
+    def __init__(self, group: Group, owner: str, lease_ms: int, sink: Sink, credit: Credit) -> None:
         self.group = group
         self.owner = owner
         self.lease_ms = lease_ms
         self.sink = sink
+        self.credit = credit
         self.room = 0
         self.is_open = True
+
+    def look(self) -> None:
+        """See how much it takes now."""
+        self.room = min(self.sink.room(), self.credit.room)
 
 
 class Group:

@@ -56,6 +56,8 @@ def _look(state: State, now_ms: int, flight: Flight) -> list[Record]:
         state.later(flight)
     elif flight.state == LEASED:
         state.counters["lease_timeouts"] += 1
+        if flight.credit is not None:
+            flight.credit.lapse()
         return failed(state, now_ms, flight, TIMED_OUT)
     elif flight.state in (WAITING, READY):
         make_ready(state, flight)

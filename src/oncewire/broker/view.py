@@ -37,11 +37,15 @@ def show_partition(topic: Topic, number: int, owner: str) -> tuple[PartitionShow
     )
 
 
-def merge_groups(parts: Iterable[GroupShown]) -> tuple[GroupShown, ...]:
-    """What groups are in several partitions, by their names."""
+def merge_groups(parts: Iterable[tuple[str, GroupShown]]) -> tuple[GroupShown, ...]:
+    """What groups are in several partitions, each with its owner, by their names. A reader's credit at an owner is for
+    all its partitions there."""
     found: dict[str, list[GroupShown]] = {}
-    for part in parts:
+    credit: dict[str, dict[str, int]] = {}
+    for owner, part in parts:
         found.setdefault(part.name, []).append(part)
+        lent = credit.setdefault(part.name, {})
+        lent[owner] = max(lent.get(owner, 0), part.credit)
     return tuple(
         GroupShown(
             name,
@@ -49,6 +53,7 @@ def merge_groups(parts: Iterable[GroupShown]) -> tuple[GroupShown, ...]:
             sum(one.in_flight for one in ones),
             sum(one.retries for one in ones),
             max(one.consumers for one in ones),
+            sum(credit[name].values()),
             all(one.is_lapsed for one in ones),
             tuple(lag for one in ones for lag in one.partitions),
         )
@@ -82,6 +87,7 @@ def _group(group: Group) -> GroupShown:
         sum(one.in_flight for one in lags),
         waiting,
         len(group.subscribers),
+        sum(reader.credit.limit for reader in group.subscribers),
         group.is_lapsed,
         lags,
     )

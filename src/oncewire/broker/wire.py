@@ -46,12 +46,13 @@ class TopicBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
 
 
 class ConsumeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """GET /v1/consume. With `max` or `wait_ms` it is a long poll, else a stream."""
+    """GET /v1/consume. With `max` or `wait_ms` it is a long poll, else a stream. `in_flight` is a stream's credit."""
 
     topic: str = ""
     group: str = ""
     owner: str = ""
     lease_ms: int | None = None
+    in_flight: int | None = None
     max: int | None = None
     wait_ms: int | None = None
 
@@ -93,6 +94,7 @@ class Sizes(Struct, frozen=True, kw_only=True):
     value_bytes_max: int = 1 << 20
     batch_lines_max: int = 1_000
     take_max: int = 1_000
+    reader_in_flight_max: int = 1_000
     wait_ms_max: int = 60_000
 
 
@@ -295,16 +297,28 @@ def read_consume(request: Request, lease_ms_max: int, sizes: Sizes) -> tuple[Con
     """Who wants messages, and whether they poll."""
     sent = _read(_CONSUME, ConsumeBody, request)
     topic, group, owner = _owned(sent.topic, sent.group, sent.owner)
-    consume = Consume(topic, group, owner, _lease(sent.lease_ms, lease_ms_max))
+    lease_ms = _lease(sent.lease_ms, lease_ms_max)
     if sent.max is None and sent.wait_ms is None:
-        return consume, None
+        return Consume(topic, group, owner, lease_ms, _credit(sent.in_flight, sizes)), None
+    if sent.in_flight is not None:
+        raise ContractViolation("invalid in_flight", field="in_flight", hint="A long poll has max instead.")
     wanted = 1 if sent.max is None else sent.max
     wait_ms = 0 if sent.wait_ms is None else sent.wait_ms
     if not 1 <= wanted <= sizes.take_max:
         raise ContractViolation("invalid max", field="max", hint=f"From 1 to {sizes.take_max}.")
     if not 0 <= wait_ms <= sizes.wait_ms_max:
         raise ContractViolation("invalid wait_ms", field="wait_ms", hint=f"From 0 to {sizes.wait_ms_max}.")
-    return consume, Taking(wanted, wait_ms)
+    return Consume(topic, group, owner, lease_ms), Taking(wanted, wait_ms)
+
+
+def _credit(sent: int | None, sizes: Sizes) -> int:
+    """0 stands for the default."""
+    if sent is None:
+        return 0
+    if not 1 <= sent <= sizes.reader_in_flight_max:
+        hint = f"From 1 to {sizes.reader_in_flight_max}."
+        raise ContractViolation("invalid in_flight", field="in_flight", hint=hint)
+    return sent
 
 
 def read_settle(request: Request, act: Act, lease_ms_max: int) -> Settle:

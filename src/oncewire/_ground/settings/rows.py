@@ -326,6 +326,12 @@ class Settings:
     broker_in_flight_max: int = number(
         256, "broker.in_flight_max", "Leased deliveries of a group and partition.", 1, 10**6
     )
+    broker_reader_in_flight: int = number(
+        2, "broker.reader_in_flight", "Unsettled deliveries of a stream that asks for no in_flight.", 1, 10**6
+    )
+    broker_reader_in_flight_max: int = number(
+        1_000, "broker.reader_in_flight_max", "Largest in_flight that a stream may ask for.", 1, 10**6
+    )
     broker_partition_messages_max: int = number(
         100_000, "broker.partition_messages_max", "Unsettled messages of a partition.", 1, 10**9
     )

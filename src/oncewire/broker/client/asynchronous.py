@@ -202,12 +202,18 @@ class BrokerClient:
         call = calls.take(topic, group, self.owner, most, round(wait_s * 1000), lease_ms)
         return await self.call(call)
 
-    async def consume(self, topic: str, group: str, *, lease_ms: int | None = None) -> AsyncIterator[Delivery]:
-        """Messages as they come, over one stream that is opened again when it breaks."""
+    async def consume(
+        self, topic: str, group: str, *, in_flight: int = 1, lease_ms: int | None = None
+    ) -> AsyncIterator[Delivery]:
+        """Messages as they come, over one stream that is opened again when it breaks.
+
+        The broker sends at most `in_flight` that are not settled. Leases run while messages wait for their turn, so ask
+        for as many as you work on at a time: one, if you settle each before the next.
+        """
         delay_s = RETRY_FIRST_S
         while True:
             try:
-                async with contextlib.aclosing(self._stream(topic, group, lease_ms)) as lines:
+                async with contextlib.aclosing(self._stream(topic, group, in_flight, lease_ms)) as lines:
                     async for delivery in lines:
                         delay_s = RETRY_FIRST_S
                         yield delivery
@@ -216,8 +222,10 @@ class BrokerClient:
             await asyncio.sleep(delay_s)
             delay_s = min(RETRY_MOST_S, delay_s * 2)
 
-    async def _stream(self, topic: str, group: str, lease_ms: int | None) -> AsyncGenerator[Delivery, None]:
-        wanted: dict[str, Any] = {"topic": topic, "group": group, "owner": self.owner}
+    async def _stream(
+        self, topic: str, group: str, in_flight: int, lease_ms: int | None
+    ) -> AsyncGenerator[Delivery, None]:
+        wanted: dict[str, Any] = {"topic": topic, "group": group, "owner": self.owner, "in_flight": in_flight}
         if lease_ms is not None:
             wanted["lease_ms"] = lease_ms
         call = Call("GET", "/v1/consume", calls.body_of(wanted), calls.deliveries, True)

@@ -30,6 +30,7 @@ from oncewire._ground.contracts.broker import BrokerEnvelope, ProduceBody, Routi
 from oncewire._ground.contracts.records import SAME_BATCH, Acked, Buried, Record, Stored, Trimmed, encode_document
 from oncewire._ground.errors import NotFound, OncewireError, Overloaded, TooLarge, Unavailable
 from oncewire.broker import rules
+from oncewire.broker.credit import Credit
 from oncewire.broker.desk import Desk
 from oncewire.broker.engine import Consume, Limits, Produced, Settle, Sink
 from oncewire.broker.image import settle_in
@@ -327,13 +328,8 @@ class Cell:
     def enter(self, consume: Consume, done: Callable[[OncewireError | None], None]) -> None:
         self.submit(rules.enter(self.state, self.home.clock(), self.topic.tenant, consume), done)
 
-    def join(self, consume: Consume, sink: Sink) -> Subscriber | OncewireError:
-        return rules.join(self.state, self.home.clock(), self.topic.tenant, consume, sink)
-
-    def resume(self, subscriber: Subscriber) -> None:
-        if subscriber.is_open and subscriber.group.busy:
-            self.state.stirred[subscriber.group] = None
-            self.home.wake(self)
+    def join(self, consume: Consume, sink: Sink, credit: Credit) -> Subscriber | OncewireError:
+        return rules.join(self.state, self.home.clock(), self.topic.tenant, consume, sink, credit)
 
     def keep_flying(self, record: Record) -> None:
         """What it needs elsewhere could not be done: the message stays unsettled and is looked at again."""

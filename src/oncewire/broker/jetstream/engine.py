@@ -47,8 +47,8 @@ from oncewire.broker.jetstream.node import Node
 from oncewire.broker.jetstream.readers import Fan
 from oncewire.broker.local import ROUTER_TIMEOUT_MS, Clock, steady_clock
 from oncewire.broker.messages import partition_of
+from oncewire.broker.placing import NO_TOPIC, Place, place_of, routing_of
 from oncewire.broker.routing import Routers
-from oncewire.broker.rules import NO_TOPIC, Place
 from oncewire.broker.state import COUNTERS
 from oncewire.broker.taking import Take
 
@@ -156,7 +156,7 @@ class JetStreamEngine:
                 raise answer
             parts.append(answer)
         shown = tuple(part.partition for part in parts)
-        groups = view.merge_groups(group for part in parts for group in part.groups)
+        groups = view.merge_groups((part.partition.owner, group) for part in parts for group in part.groups)
         messages, size = sum(one.messages for one in shown), sum(one.bytes for one in shown)
         return TopicShown(topic.name, messages, size, topic.at_ms, shown, groups)
 
@@ -209,14 +209,14 @@ class JetStreamEngine:
         if refused is not None:
             done(refused)
             return
-        place = rules.place_of(self._catalog.topics, self._counters, tenant, body, decision)
+        place = place_of(self._catalog.topics, self._counters, tenant, body, decision)
         if isinstance(place, NotFound) and not has_looked:
             self._spawn(self._look_for(tenant, body, decision, done), _ignore)
             return
         if isinstance(place, OncewireError):
             done(place)
             return
-        routing = rules.routing_of(decision)
+        routing = routing_of(decision)
         if place.topic.name != body.topic and place.envelope is not None and place.envelope.idempotency_key:
             self._spawn(self._produce_elsewhere(tenant, body, place, routing), done)
         else:
@@ -370,7 +370,8 @@ class JetStreamEngine:
         self, tenant: str, consume: Consume, messages_max: int, wait_ms: int, done: Done[list[Delivery]]
     ) -> Subscription:
         take = Take(self._loop, messages_max, wait_ms, done)
-        self._subscribe(tenant, consume, take, take.joined, is_poll=True)
+        polled = msgspec.structs.replace(consume, in_flight=messages_max)
+        self._subscribe(tenant, polled, take, take.joined, is_poll=True)
         return take
 
     def _subscribe(self, tenant: str, consume: Consume, sink: Sink, done: Done[Subscription], *, is_poll: bool) -> None:

@@ -20,11 +20,13 @@ from oncewire._ground.jetstream import Client, protocol
 from oncewire._ground.jetstream.connection import Subscription
 from oncewire._ground.jetstream.protocol import Message
 from oncewire.broker.jetstream import ops
-from oncewire.broker.jetstream.ops import Answer, Asked, Notice, Request, Unsent
+from oncewire.broker.jetstream.ops import Answer, Asked, Request, Unsent
 
 ANSWER_S_MAX: Final = 15.0
 SWEEP_S: Final = 0.5
 MESSAGE_BYTES_MAX: Final = 256 << 10
+WRAPPING_BYTES: Final = 256
+"""Around a request that goes alone."""
 _log = logging.getLogger(__name__)
 
 Done = Callable[[Any], None]
@@ -34,25 +36,23 @@ Handle = Callable[[str, Request, Done], None]
 class _Batch:
     """Requests that went together and are not all answered."""
 
-    __slots__ = ("deadline", "node", "open", "parts")
+    __slots__ = ("deadline", "node", "open")
 
     def __init__(self, node: str, waiting: list[tuple[type, Done]]) -> None:
         self.node = node
         self.open = dict(enumerate(waiting))
-        self.parts: dict[int, list[Any]] = {}
         self.deadline = time.monotonic() + ANSWER_S_MAX
 
 
 class Link:
-    """See the module's head. `handle` gets requests, `notice` what needs no answer."""
+    """See the module's head. `handle` gets requests."""
 
-    def __init__(self, client: Client, handle: Handle, notice: Callable[[str, Notice], None]) -> None:
+    def __init__(self, client: Client, handle: Handle) -> None:
         self._connection = client.connection
         self._client = client
         self._handle = handle
-        self._notice = notice
         self._node = ""
-        self._subscriptions: list[Subscription] = []
+        self._subscription: Subscription | None = None
         self._asking: dict[str, list[tuple[bytes, type, Done]]] = {}
         self._answering: dict[bytes, list[Answer]] = {}
         self._batches: dict[int, _Batch] = {}
@@ -64,15 +64,12 @@ class Link:
         """Be heard under a name, and no longer under the one before."""
         self._unsubscribe()
         self._node = node
-        self._subscriptions = [
-            self._client.subscribe(f"broker_nodes.{node}", self._on_requests),
-            self._client.subscribe(f"broker_nodes.{node}.notice", self._on_notice),
-        ]
+        self._subscription = self._client.subscribe(f"broker_nodes.{node}", self._on_requests)
 
     def _unsubscribe(self) -> None:
-        for subscription in self._subscriptions:
-            self._connection.unsubscribe(subscription)
-        self._subscriptions = []
+        if self._subscription is not None:
+            self._connection.unsubscribe(self._subscription)
+            self._subscription = None
 
     def close(self) -> None:
         self._sweeper.cancel()
@@ -84,16 +81,11 @@ class Link:
 
     def ask(self, node: str, request: Request, done: Done) -> None:
         encoded = ops.encode(request)
-        if len(encoded) + MESSAGE_BYTES_MAX // 8 > self._connection.server.max_payload:
+        if len(encoded) + WRAPPING_BYTES > self._connection.server.max_payload:
             done(TooLarge(f"the message has {len(encoded)} bytes, more than the NATS server takes"))
             return
         self._asking.setdefault(node, []).append((encoded, type(request), done))
         self._flush_soon()
-
-    def tell(self, node: str, notice: Notice) -> None:
-        """Without an answer; it may get lost."""
-        subject = f"broker_nodes.{node}.notice".encode()
-        self._write(protocol.encode_pub(subject, b"", ops.encode([self._node, ops.encode(notice)])))
 
     def _flush_soon(self) -> None:
         if not self._is_due:
@@ -104,11 +96,11 @@ class Link:
         self._is_due = False
         asking, self._asking = self._asking, {}
         for node, waiting in asking.items():
-            for part in _parts(waiting, lambda one: len(one[0])):
+            for part in runs_of(waiting, lambda one: len(one[0])):
                 self._send(node, part)
         answering, self._answering = self._answering, {}
         for reply, answers in answering.items():
-            for group in _parts(answers, lambda one: len(one.value)):
+            for group in runs_of(answers, lambda one: len(one.value)):
                 self._write(protocol.encode_pub(reply, b"", ops.encode(group)))
 
     def _send(self, node: str, part: list[tuple[bytes, type, Done]]) -> None:
@@ -141,19 +133,10 @@ class Link:
             self._end(number, None)
 
     def _take(self, batch: _Batch, answer: Answer) -> None:
-        if answer.at not in batch.open:
-            return
-        kind, done = batch.open[answer.at]
-        if answer.failure is not None:
-            del batch.open[answer.at]
-            done(ops.error_of(answer.failure))
-            return
-        value = ops.decode_value(kind, answer.value)
-        if answer.is_more:
-            batch.parts.setdefault(answer.at, []).extend(value)
-            return
-        del batch.open[answer.at]
-        done([*batch.parts[answer.at], *value] if answer.at in batch.parts else value)
+        if answer.at in batch.open:
+            kind, done = batch.open.pop(answer.at)
+            failure = answer.failure
+            done(ops.error_of(failure) if failure is not None else ops.decode_value(kind, answer.value))
 
     def _end(self, number: int, error: OncewireError | None) -> None:
         batch = self._batches.pop(number, None)
@@ -192,22 +175,9 @@ class Link:
         answers = self._answering.setdefault(reply, [])
         if isinstance(result, OncewireError):
             answers.append(Answer(at, b"", ops.failure_of(result)))
-        elif isinstance(result, list):
-            runs = _parts(result, lambda one: len(one.value) + len(one.key)) or [[]]
-            for number, run in enumerate(runs):
-                answers.append(Answer(at, ops.encode(run), is_more=number < len(runs) - 1))
         else:
             answers.append(Answer(at, ops.encode(result)))
         self._flush_soon()
-
-    def _on_notice(self, message: Message) -> None:
-        try:
-            node, encoded = msgspec.msgpack.decode(message.payload, type=tuple[str, bytes])
-            notice = ops.decode_notice(encoded)
-        except msgspec.DecodeError as error:
-            _log.warning("a notice of another node cannot be read: %s", error)
-            return
-        self._notice(node, notice)
 
     # ---- the connection tells
 
@@ -227,7 +197,7 @@ class Link:
         return len(self._batches)
 
 
-def _parts(items: list[Any], size_of: Callable[[Any], int]) -> list[list[Any]]:
+def runs_of(items: list[Any], size_of: Callable[[Any], int]) -> list[list[Any]]:
     """In runs of bounded bytes."""
     runs: list[list[Any]] = []
     size = 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
@@ -23,10 +22,10 @@ from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.keeping import Keeper
 from oncewire.broker.jetstream.letters import Letters
 from oncewire.broker.jetstream.link import Link
-from oncewire.broker.jetstream.ops import Detached, Hint, Placed, Request
+from oncewire.broker.jetstream.ops import Placed, Request
 from oncewire.broker.jetstream.owners import Done, Local
 from oncewire.broker.jetstream.paths import STEP_S, Paths
-from oncewire.broker.jetstream.readers import Fan, Guest
+from oncewire.broker.jetstream.readers import NOT_TAKEN, Fan, Guest
 from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
 from oncewire.broker.jetstream.takeover import Taker
@@ -36,7 +35,7 @@ from oncewire.broker.view import show_partition
 
 NODES_S: Final = 0.05
 """How often it is looked who is there."""
-POKE_S: Final = 1.0
+DETACH_AGAIN_S: Final = 0.25
 TAKES_MAX: Final = 32
 SEARCH_EXTRA_S: Final = 10.0
 ATTACH_AGAIN_S: Final = 0.05
@@ -77,7 +76,7 @@ class Node:
             client, replicas, limits.idempotency_ttl_ms, self._topic_gone, lambda name: self.on_step(name)
         )
         self.session = Session(client, lease_ms, self._session_lost, self._session_begun, self._nodes_moved)
-        self.link = Link(client, self._on_request, self._on_notice)
+        self.link = Link(client, self._on_request)
         self.taker = Taker(client, lambda name: self.on_step(name))
         self.keeper = Keeper(self)
         self.commit, self.gone_of = self.keeper.commit, self.keeper.gone_of
@@ -99,7 +98,6 @@ class Node:
         self._is_waking = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._poked_at = 0.0
 
     # ---- life
 
@@ -169,6 +167,11 @@ class Node:
     def tick(self, now_ms: int) -> None:
         for cell in list(self.cells.values()):
             cell.tick(now_ms)
+        for guest in list(self._guests.values()):
+            guest.tick()
+
+    def soon(self, work: Callable[[], None]) -> None:
+        self._loop.call_soon(work)
 
     def at_owner(self, topic: Listed, partition: int, request: Callable[[], Placed], local: Local, done: Done) -> None:
         self.paths.at_owner(topic, partition, request, local, done)
@@ -216,16 +219,40 @@ class Node:
 
     # ---- requests of other nodes
 
+    def ask(self, node: str, request: Request, done: Done) -> None:
+        """Ask a node, which may be this one."""
+        if node == self.node:
+            self._loop.call_soon(self._on_request, node, request, done)
+        else:
+            self.link.ask(node, request, done)
+
     def _on_request(self, node: str, request: Request, done: Done) -> None:
-        if isinstance(request, ops.Fetch):
+        if isinstance(request, ops.Lend):
             guest = self._guests.get((node, request.reader))
-            done(guest.fetch(request.count) if guest is not None and self.is_held else [])
+            done(guest.lend(request) if guest is not None else NotFound("the reader is not known here"))
         elif isinstance(request, ops.Leave):
             if (guest := self._guests.pop((node, request.reader), None)) is not None:
                 guest.leave()
             done(None)
+        elif isinstance(request, (ops.HandOver, ops.News, ops.Detached)):
+            self._on_news(node, request, self.fans.get(request.reader), done)
         else:
             self.paths.serve(node, request, done)
+
+    def _on_news(self, node: str, request: ops.HandOver | ops.News | ops.Detached, fan: Fan | None, done: Done) -> None:
+        """An owner speaks of a reader that should be here."""
+        if isinstance(request, ops.HandOver):
+            done(fan.deliver(node, request.deliveries, is_more=request.is_more) if fan is not None else NOT_TAKEN)
+        elif fan is None:
+            done(NotFound("the reader is gone"))
+        elif isinstance(request, ops.News):
+            done(None)
+            fan.called(node)
+        else:
+            done(None)
+            for partition in request.partitions:
+                self.paths.known.pop((fan.topic.number, partition), None)
+            fan.detached(node, request.partitions)
 
     def serve(self, cell: Cell, node: str, request: Placed, done: Done) -> None:
         if isinstance(request, ops.Produce):
@@ -243,18 +270,13 @@ class Node:
         elif isinstance(request, ops.Show):
             self.show(cell, done)
         else:
-            guest = self._guests.setdefault((node, request.reader), Guest(self, node, request.reader))
-            guest.attach(cell, request.consume, done)
+            self._seat(cell, node, request, done)
 
-    def _on_notice(self, node: str, notice: Hint | Detached) -> None:
-        fan = self.fans.get(notice.reader)
-        if fan is None:
-            return
-        if isinstance(notice, Hint):
-            fan.hint(node)
-        else:
-            self.paths.known.pop((fan.topic.number, notice.partition), None)
-            fan.left_there(node, notice.partition)
+    def _seat(self, cell: Cell, node: str, request: ops.Join, done: Done) -> None:
+        guest = self._guests.get((node, request.reader))
+        if guest is None:
+            guest = self._guests[node, request.reader] = Guest(self, node, request.reader)
+        guest.attach(cell, request.consume, lambda error: done(error or self.node))
 
     # ---- readers
 
@@ -286,16 +308,18 @@ class Node:
 
     def join(self, fan: Fan, partition: int, done: Done) -> None:
         """Attach a reader at a partition's owner, once."""
+        request = ops.Join(fan.topic.number, partition, fan.number, fan.consume)
 
         def local(cell: Cell, told: Done) -> None:
-            fan.attach_here(cell, told)
+            self._seat(cell, self.node, request, told)
 
-        def joined(answer: str | OncewireError | None) -> None:
-            if isinstance(answer, str):
-                fan.attached_there(answer, partition)
-            done(answer if isinstance(answer, OncewireError) else None)
+        def joined(answer: str | OncewireError) -> None:
+            if isinstance(answer, OncewireError):
+                done(answer)
+            else:
+                fan.attached(answer, partition)
+                done(None)
 
-        request = ops.Join(fan.topic.number, partition, fan.number, fan.consume)
         self.at_owner(fan.topic, partition, lambda: request, local, joined)
 
     def attach(self, fan: Fan, partition: int) -> None:
@@ -311,6 +335,26 @@ class Node:
 
         if fan.is_open and not self.is_stopping:
             self.join(fan, partition, joined)
+
+    def detach(self, guest: Guest, partitions: list[int]) -> None:
+        """Let a guest's fan look for the owners of these, as soon as it can be told."""
+        if not guest.has_seats and self._guests.get((guest.node, guest.number)) is guest:
+            del self._guests[guest.node, guest.number]
+        if partitions and not self.is_stopping:
+            self.spawn(self._detach(guest.node, ops.Detached(guest.number, partitions)))
+
+    async def _detach(self, node: str, detached: ops.Detached) -> None:
+        while self.session.is_there(node):
+            told: asyncio.Future[OncewireError | None] = self._loop.create_future()
+
+            def answered(answer: OncewireError | None, told: asyncio.Future[OncewireError | None] = told) -> None:
+                if not told.done():  # this node stops
+                    told.set_result(answer)
+
+            self.ask(node, detached, answered)
+            if not isinstance(await told, Unavailable):
+                return
+            await asyncio.sleep(DETACH_AGAIN_S)
 
     def show(self, cell: Cell, done: Done) -> None:
         async def whole() -> None:
@@ -435,11 +479,6 @@ class Node:
         while True:
             await asyncio.sleep(NODES_S)
             self._nodes_moved()
-            now = time.monotonic()
-            if now - self._poked_at > POKE_S:
-                self._poked_at = now
-                for fan in list(self.fans.values()):
-                    fan.poke()
 
     def _nodes_moved(self) -> None:
         nodes = set(self.session.nodes)
@@ -452,8 +491,8 @@ class Node:
     def _node_gone(self, node: str) -> None:
         self.link.lose(node)
         self.paths.lose(node)
-        for guest in [guest for guest in self._guests if guest[0] == node]:
-            self._guests.pop(guest).leave()
+        for key in [key for key in self._guests if key[0] == node]:
+            self._guests.pop(key).leave()
         for fan in list(self.fans.values()):
             fan.lost(node)
 

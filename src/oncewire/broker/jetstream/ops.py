@@ -36,6 +36,7 @@ from oncewire.broker.engine import (
     TooManyReaders,
 )
 from oncewire.broker.idempotency import Claim, Holder
+from oncewire.broker.jetstream.loans import Account
 
 
 class Produce(Struct, array_like=True, frozen=True, tag="produce"):
@@ -91,7 +92,7 @@ class Show(Struct, array_like=True, frozen=True, tag="show"):
 
 
 class Join(Struct, array_like=True, frozen=True, tag="join"):
-    """A reader of the asking node wants to hear when there is something."""
+    """A reader of the asking node is one of the partition's. Its credit follows."""
 
     number: int
     partition: int
@@ -99,28 +100,43 @@ class Join(Struct, array_like=True, frozen=True, tag="join"):
     consume: Consume
 
 
-class Fetch(Struct, array_like=True, frozen=True, tag="fetch"):
-    """It takes so many now."""
+class Lend(Struct, array_like=True, frozen=True, tag="lend"):
+    """A reader of the asking node may hold so many deliveries of the asked one's."""
 
     reader: int
-    count: int
+    limit: int
+    is_all: bool
+    is_late: bool
+    lots: int
+    """How many have come to it from there."""
+    room: int
+    """What it takes of the next one."""
 
 
 class Leave(Struct, array_like=True, frozen=True, tag="leave"):
     reader: int
 
 
-class Hint(Struct, array_like=True, frozen=True, tag="hint"):
-    """There may be something for that reader."""
+class HandOver(Struct, array_like=True, frozen=True, tag="hand_over"):
+    """For a reader of the asked node. The answer is how many it takes next, or that it is not there."""
+
+    reader: int
+    deliveries: list[Delivery]
+    is_more: bool
+    """Of the same lot."""
+
+
+class News(Struct, array_like=True, frozen=True, tag="news"):
+    """There is news for that reader: it asks for it by what it lends."""
 
     reader: int
 
 
 class Detached(Struct, array_like=True, frozen=True, tag="detached"):
-    """The partition is no longer here: look for its owner."""
+    """The partitions are no longer here: look for their owners."""
 
     reader: int
-    partition: int
+    partitions: list[int]
 
 
 class Shown(Struct, array_like=True, frozen=True):
@@ -132,12 +148,11 @@ class Shown(Struct, array_like=True, frozen=True):
 
 Placed: TypeAlias = Produce | Settling | Mark | Keep | Ask | Letter | Show | Join
 """Requests to a partition's owner."""
-Request: TypeAlias = Placed | Fetch | Leave
-Notice: TypeAlias = Hint | Detached
+Request: TypeAlias = Placed | Lend | Leave | HandOver | News | Detached
 
 VALUES: Final[dict[type, Any]] = {
     Produce: Produced, Settling: None, Mark: IdempotencyStatus, Keep: IdempotencyStatus, Ask: bool, Letter: None,
-    Show: Shown, Join: str, Fetch: list[Delivery], Leave: None,
+    Show: Shown, Join: str, Lend: Account, Leave: None, HandOver: int, News: None, Detached: None,
 }  # fmt: skip
 
 
@@ -197,17 +212,15 @@ class Asked(Struct, array_like=True, frozen=True):
 
 
 class Answer(Struct, array_like=True, frozen=True):
-    """To the request at that place; a list may come in several, all but the last with `is_more`."""
+    """To the request at that place."""
 
     at: int
     value: bytes
     failure: Failure | None = None
-    is_more: bool = False
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode
-decode_notice = msgspec.msgpack.Decoder(Notice).decode
 decode_asked = msgspec.msgpack.Decoder(Asked).decode
 decode_answers = msgspec.msgpack.Decoder(list[Answer]).decode
 _decoders = {kind: msgspec.msgpack.Decoder(value).decode for kind, value in VALUES.items()}

@@ -55,7 +55,8 @@ function groupColumns(topic = "") {
     { head: "Group", cell: (one) => [h("span", { class: "name" }, one.name), one.is_lapsed && badge("off", "lapsed")] },
     { head: "Lag", kind: "n", cell: (one) => count(one.lag) },
     { head: "In flight", kind: "n", cell: (one) => count(one.in_flight) },
-    { head: "Retries", kind: "n", title: "in flight, waiting for their next attempt", cell: (one) => count(one.retries) },
+    { head: "Credit", kind: "n", title: "how many its readers may hold in flight together", cell: (one) => count(one.credit) },
+    { head: "Retries", kind: "n", title: "waiting for their next attempt", cell: (one) => count(one.retries) },
     { head: "Readers", kind: "n", cell: (one) => (one.consumers ? count(one.consumers) : isIdle(`${one.topic ?? topic} ${one.name}`, one.lag > 0 && one.in_flight === 0) ? badge("warn", "nobody") : "0") },
   ];
 }
