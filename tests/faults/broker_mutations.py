@@ -12,7 +12,8 @@ from oncewire._ground.contracts.records import Acked, Retried
 from oncewire.broker import desk, dispatch, image, rules, upkeep
 from oncewire.broker.credit import Credit
 from oncewire.broker.log import writer
-from oncewire.broker.state import Progress, State, Subscriber, Topic
+from oncewire.broker.progress import Progress
+from oncewire.broker.state import State, Subscriber, Topic
 from tests.support.brokersim import Simulation
 from tests.support.disk import SimDisk
 

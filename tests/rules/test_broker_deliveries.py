@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from oncewire._ground.contracts.broker import RetryPolicy
+from oncewire._ground.contracts.records import decode_kept, encode
 from oncewire._ground.errors import Conflict, OncewireError, TooLarge
 from oncewire.broker import rules
 from oncewire.broker.engine import Limits, Produced, TooManyReaders
+from oncewire.broker.image import capture, restore
 from oncewire.broker.rules import backoff_ms
 from oncewire.broker.view import show_topic
-from tests.support.broker import START_MS, Reader, Table, at, message
+from tests.support.broker import NOTHING, START_MS, Reader, Table, at, message
 
 
 @pytest.fixture
@@ -522,6 +524,108 @@ def test_a_group_that_is_read_does_not_lapse_also_over_a_restart() -> None:
     assert not again.state.groups[1].is_lapsed
 
 
+def trial(table: Table, ms: int = 2_000) -> list[str]:
+    """Which groups there are after a while."""
+    for _ in range(ms // 250):
+        table.tick(250)
+    return sorted(table.state.topics["", "t"].groups)
+
+
+def on_trial() -> Table:
+    table = Table(Limits(group_trial_ms=1_000))
+    table.create()
+    return table
+
+
+def leave(table: Table, name: str = "g") -> None:
+    for subscriber in list(table.state.topics["", "t"].groups[name].subscribers):
+        rules.leave(table.now_ms, subscriber)
+
+
+def test_a_group_that_has_settled_nothing_is_forgotten_after_its_last_reader() -> None:
+    table = on_trial()
+    table.produce()
+    table.read(lease_ms=500)
+    assert ["g"] == trial(table, 5_000), "it has a reader"
+    leave(table)
+    assert [] == trial(table)
+    assert [] == list(table.restart().state.groups)
+    assert [1] == [one.attempts for one in table.read("b").got], "it is a new group"
+
+
+@pytest.mark.parametrize("act", ["ack", "nack"])
+def test_a_group_that_has_settled_something_is_kept(act: str) -> None:
+    table = on_trial()
+    table.produce()
+    table.read()
+    table.settle(act, 0)  # type: ignore[arg-type]
+    leave(table)
+    assert ["g"] == trial(table, 10_000)
+    again = table.restart()
+    again.now_ms += 10_000
+    assert ["g"] == trial(again)
+
+
+def test_a_group_that_gave_a_message_up_is_kept() -> None:
+    table = on_trial()
+    table.produce(retry_policy=RetryPolicy(max_attempts=1))
+    table.read(lease_ms=500)
+    table.tick(500)
+    leave(table)
+    assert ["g"] == trial(table)
+
+
+def test_a_group_that_works_on_its_first_message_or_waits_for_its_retry_is_kept() -> None:
+    table = on_trial()
+    table.produce(retry_policy=RetryPolicy(max_attempts=5, backoff_ms=20_000))
+    table.read(lease_ms=8_000)
+    leave(table)
+    assert ["g"] == trial(table, 6_000), "it works"
+    assert ["g"] == trial(table, 10_000), "its lease ended, and its retry waits"
+    assert [] == trial(table, 30_000)
+
+
+def test_a_start_leaves_readers_time_to_come_back() -> None:
+    table = on_trial()
+    table.produce()
+    table.read()
+    again = table.restart()
+    again.now_ms += 3_600_000
+    assert ["g"] == trial(again, 1_000)
+    assert [] == trial(again, 2_000)
+
+
+def test_a_group_that_is_read_again_while_it_is_being_forgotten_is_a_new_one() -> None:
+    table = on_trial()
+    table.produce()
+    table.read(lease_ms=250)
+    leave(table)
+    table.tick(250)
+    table.is_holding = True
+    table.tick(2_000)
+    assert table.ack(0) is NOTHING, "it is answered when it is known whether the group is gone"
+    assert table.enter() is NOTHING
+    table.is_holding = False
+    table.commit()
+    assert "message is not in-flight" == message(table.ack(0))
+    assert [1] == [one.attempts for one in table.read("b").got]
+    assert [2] == list(table.state.groups)
+
+
+def test_a_group_whose_forgetting_was_not_written_is_still_there() -> None:
+    table = on_trial()
+    table.produce()
+    table.read(lease_ms=250)
+    leave(table)
+    table.tick(250)
+    table.is_holding = True
+    table.tick(2_000)
+    table.lose()
+    table.is_holding = False
+    assert [0] == table.read("b").offsets
+    assert [1] == list(table.state.groups)
+
+
 def test_a_topic_whose_groups_all_lapsed_keeps_what_none_of_them_settled() -> None:
     table = Table(Limits(group_idle_ms=1_000, settled_age_ms=1))
     table.create()
@@ -530,3 +634,17 @@ def test_a_topic_whose_groups_all_lapsed_keeps_what_none_of_them_settled() -> No
     table.tick(5_000)
     table.tick(5_000)
     assert [0] == table.read("b", "g").offsets
+
+
+def test_a_snapshot_knows_which_groups_have_settled_something() -> None:
+    table = on_trial()
+    table.produce()
+    table.read()
+    table.ack(0)
+    table.enter(group="new")
+    restored = Table(table.state.limits)
+    for part in capture(table.state):
+        for kept in part():
+            restore(restored.state, decode_kept(encode(kept)))
+    groups = restored.state.topics["", "t"].groups.values()
+    assert {"g": True, "new": False} == {group.name: group.has_settled for group in groups}

@@ -53,6 +53,14 @@ def test_only_the_owner_writes() -> None:
     assert [("error", "stale_owner", 5, 5)] == walked(TAKEN, record(3, 1), taken, record(5, 4, owner="n1"))
 
 
+def test_a_group_that_is_gone_answers_for_nothing() -> None:
+    made, gone = (
+        record(2, 1, event("group_made"), event("group_made", "typo")),
+        record(3, 2, event("group_gone", "typo")),
+    )
+    assert [("alive", "g", 0, 9)] == walked(TAKEN, made, gone, record(4, 3, event("trimmed", None, 9)))
+
+
 def test_groups_that_were_alive_at_a_trim_answer_for_all_below_it() -> None:
     made = record(2, 1, event("group_made"), event("group_made", "late", at_ms=1))
     trims = [record(3, 2, event("trimmed", None, 4)), record(4, 3, event("trimmed", None, 9))]

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from oncewire._ground.contracts.records import GroupGone, GroupMade
 from oncewire._ground.contracts.topics import RECORDS
 from oncewire.pipeline.auditing.run import audit
 from oncewire.pipeline.auditing.verdict import Verdict
-from tests.support.brokerlakes import FakeTopic, repack
+from tests.support.brokerlakes import TYPO, FakeTopic, repack
 from tests.support.lakes import Lake
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Damaged:
     def __init__(self, lake: Lake) -> None:
         busy(lake)
         self.unknown(lake)
+        self.looked_at(lake)
         self.removed, _ = busy(lake, "removed", 21)
         self.gone = self.removed.ack(9)
         self.removed.fail(8, 2)
@@ -63,6 +65,16 @@ class Damaged:
         self.dead.bury(9, None)
         lake.now += timedelta(minutes=2)
         graves.produce()  # so late that all letters from before must be there
+
+    def looked_at(self, lake: Lake) -> None:
+        """A group was made by mistake, and is gone before the first messages were forgotten."""
+        topic = FakeTopic(lake, "looked", 35)
+        topic.write(GroupMade(35, TYPO, "typo", topic.now_ms))
+        for _ in range(3):
+            topic.produce()
+        topic.ack(0, 1)
+        topic.write(GroupGone(35, TYPO, topic.now_ms))
+        topic.trim(1)
 
     def unknown(self, lake: Lake) -> None:
         """A partition whose oldest records are gone, and settlements above the cut."""
@@ -103,6 +115,11 @@ def test_every_kind_of_damage_is_found_and_nothing_else(told: tuple[Damaged, Ver
 def test_a_topic_in_order_is_counted(told: tuple[Damaged, Verdict]) -> None:
     names = ("settled", "dead", "pending", "lapsed", "with_letter")
     assert [7, 1, 2, 0, 1] == [told[1].counted("settlements", name, "orders") for name in names]
+
+
+def test_a_group_that_is_gone_is_not_counted(told: tuple[Damaged, Verdict]) -> None:
+    names = ("settled", "dead", "pending", "lapsed")
+    assert [2, 0, 1, 0] == [told[1].counted("settlements", name, "looked") for name in names]
 
 
 def test_what_cannot_be_known_is_not_called_wrong(told: tuple[Damaged, Verdict]) -> None:

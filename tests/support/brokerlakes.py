@@ -22,6 +22,8 @@ from oncewire._ground.contracts.topics import RECORDS, prefix_of, records_of, st
 from tests.support.lakes import CREATED_NS, Lake
 
 GROUP = 1
+TYPO = 2
+"""A group that comes only where a test makes it."""
 
 
 class FakeTopic:
@@ -52,7 +54,7 @@ class FakeTopic:
         """A packed record; where it stands."""
         packed = Packed(
             owner, self._last if after is None else after, self.tenant, self.name, taken, self.now_ms,
-            {str(GROUP): "g"}, list(records),
+            {str(GROUP): "g", str(TYPO): "typo"}, list(records),
         )  # fmt: skip
         self._last = self.lake.add(RECORDS, records_of(self.number, 0), msgspec.json.encode(packed))
         return self._last

@@ -76,12 +76,13 @@ class NodeProcess:
         env: str = "dev",
         mutation: str = "",
         kept_ms: int = KEPT_MS,
+        **settings: str,
     ) -> None:
         self._kind = (url, lease_ms, env, kept_ms)
         flags = {
             "broker_engine": "jetstream", "broker_listen": "127.0.0.1:0", "nats_url": url, "broker_tick_ms": "20",
             "broker_owner_lease_ms": str(lease_ms), "env": env, "broker_settled_age_ms": str(kept_ms),
-            "broker_idempotency_ttl_ms": str(kept_ms),
+            "broker_idempotency_ttl_ms": str(kept_ms), **settings,
         }  # fmt: skip
         self._words = [json.dumps(flags), step, str(count), mutation]
         self.process: asyncio.subprocess.Process | None = None

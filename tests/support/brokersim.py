@@ -31,7 +31,8 @@ from oncewire.broker.engine import BufferFull, Consume, Idempotency, Limits, Pro
 from oncewire.broker.image import capture
 from oncewire.broker.journal import replay_into
 from oncewire.broker.log.writer import Log
-from oncewire.broker.state import LEASED, State, Subscriber
+from oncewire.broker.progress import LEASED
+from oncewire.broker.state import State, Subscriber
 from tests.support.disk import SimDisk
 
 GROUPS = ("g", "h")
@@ -44,6 +45,7 @@ LIMITS = Limits(
     idempotency_ttl_ms=20_000,
     dead_letter_age_ms=10**12,
     group_idle_ms=10**12,
+    group_trial_ms=10**12,
 )
 
 

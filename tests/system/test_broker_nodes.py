@@ -423,6 +423,38 @@ async def test_a_snapshot_follows_one_that_its_owner_does_not_know(nodes: Any, m
     assert known < at.snapshot_sequence
 
 
+async def test_a_group_that_settled_something_in_one_partition_is_kept_in_all(nodes: Any) -> None:
+    """Each partition has its own owner, and most of them have seen it settle nothing."""
+    one, two = [await nodes(group_trial_ms=500) for _ in range(2)]
+    await spread(one, two)
+    topic = await topic_on(one)
+
+    async def take(group: str) -> list[Delivery]:
+        consume = Consume(topic, group, "a", 60_000 if group == "g" else 1)
+        return list(await answer(lambda done: one.take("", consume, 100, 0, done)))
+
+    async def groups() -> dict[str, int]:
+        shown = await answer(two.show_topic, "", topic)
+        return {group.name: len(group.partitions) for group in shown.groups}
+
+    await produce(one, topic, "first")
+    assert ["first"] == [each.value for each in await take("g")]
+    first = (await answer(one.show_topic, "", topic)).groups[0]
+    (place,) = [part.partition for part in first.partitions if part.in_flight]
+    assert None is await answer(one.settle, "", Settle("ack", topic, "g", place, 0, "a"))
+    for group in ("g", "typo"):
+        await take(group)
+    await until_async(lambda: is_equal(groups, {"g": 8}))
+    await one.stop()
+    one = two
+    await take("typo")
+    await until_async(lambda: is_equal(groups, {"g": 8}))
+
+
+async def is_equal(call: Callable[[], Any], expected: object) -> bool:
+    return bool(await call() == expected)
+
+
 async def test_a_deleted_topic_is_gone_everywhere_and_its_name_is_free(nodes: Any) -> None:
     one, two = await nodes(), await nodes()
     await spread(one, two)

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.brokernodes import NodeProcess, Proxy, Witness
+from oncewire.broker.client import BrokerClient
+from tests.support.brokernodes import START_S, NodeProcess, Proxy, Witness
 from tests.support.nats import NatsServer, nats_server
+from tests.support.wait import until_async
 
 LEASE_MS = 600
 
@@ -38,6 +40,34 @@ async def test_owners_that_are_killed_and_stopped_lose_and_double_nothing(server
         await two.end()
         await witness.settled(60)
         assert [] == await witness.finish()
+
+
+async def test_a_group_whose_owner_died_right_after_its_first_settlement_is_not_forgotten(server: NatsServer) -> None:
+    """Only one of eight partitions has seen it settle something, and nothing says so to the others yet."""
+    settings = {"broker_group_trial_ms": "1000"}
+    victim = await NodeProcess(server.url, LEASE_MS, step="proof", **settings).start()
+    async with BrokerClient(victim.url, timeout_s=5.0) as client:
+        await client.create_topic("t", partitions=8)
+        await client.produce("t", "v")
+        (delivery,) = await client.take("t", "g", wait_s=20, lease_ms=60_000)
+        await client.ack(client.lease("t", "g", delivery))
+    assert "proof" == await victim.dies_at(START_S)
+    node = await NodeProcess(server.url, LEASE_MS, **settings).start()
+    try:
+        async with BrokerClient(node.url) as client:
+            for group in ("g", "typo"):
+                await client.take("t", group, lease_ms=1)
+
+            async def groups() -> dict[str, int]:
+                return {group.name: len(group.partitions) for group in (await client.topic("t")).groups}
+
+            async def is_over() -> bool:
+                return "typo" not in await groups()
+
+            await until_async(is_over)
+            assert {"g": 8} == await groups()
+    finally:
+        await node.end()
 
 
 async def test_an_owner_that_is_cut_off_is_replaced_and_comes_back(server: NatsServer) -> None:

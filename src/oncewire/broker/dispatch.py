@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from oncewire._ground.contracts.broker import Delivery
 from oncewire._ground.contracts.records import Body, Document, Record, decode_body
+from oncewire.broker.progress import LEASED, READY, Flight, Progress
 from oncewire.broker.rules import EXPIRED, bury
-from oncewire.broker.state import LEASED, READY, Flight, Group, Progress, State, Subscriber
+from oncewire.broker.state import Group, State, Subscriber
 
 
 class Round(NamedTuple):

@@ -68,6 +68,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     """For so long a settled message stays for groups that are still to come."""
     group_idle_ms: int = 7 * 86_400_000
     """A group that nobody uses for so long no longer holds messages back."""
+    group_trial_ms: int = 60_000
+    """One that has never settled anything is forgotten so soon after its last reader."""
     dead_letter_age_ms: int = 30 * 86_400_000
     commit_bytes_max: int = 64 << 20
     """What may wait for the next commit."""

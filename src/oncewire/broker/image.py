@@ -23,7 +23,8 @@ from oncewire._ground.contracts.records import (
 )
 from oncewire.broker.idempotency import FAILED, PENDING, RESTARTED, Produced, Work
 from oncewire.broker.messages import Partition
-from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Topic
+from oncewire.broker.progress import LEASED, Flight, Progress
+from oncewire.broker.state import Group, State, Topic
 
 CHUNK: Final = 1_000
 """Messages or entries in a record."""
@@ -89,7 +90,7 @@ def _column(code: str, stored: bytes) -> array[int]:
 
 
 def _group(group: Group) -> Callable[[], Iterator[Kept]]:
-    kept: list[Kept] = [GroupKept(group.topic.number, group.number, group.name, group.seen_at_ms)]
+    kept: list[Kept] = [GroupKept(group.topic.number, group.number, group.name, group.seen_at_ms, group.has_settled)]
     kept += [_progress(progress) for progress in group.progress.values()]
     entries = [
         (identity, one.status, one.owner, one.partition, one.offset, one.check_at_ms, one.last_error)
@@ -142,7 +143,10 @@ def restore(state: State, kept: Kept) -> None:
         _restore_messages(state, kept)
     elif isinstance(kept, GroupKept):
         topic = state.numbered[kept.topic]
-        state.add_group(Group(topic, kept.group, kept.name, kept.seen_at_ms))
+        group = Group(topic, kept.group, kept.name, kept.seen_at_ms)
+        state.add_group(group)
+        if kept.has_settled:
+            state.prove(group)
     elif isinstance(kept, ProgressKept):
         _restore_progress(state, kept)
     elif isinstance(kept, ProducedKept):

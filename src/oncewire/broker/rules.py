@@ -32,6 +32,7 @@ from oncewire._ground.contracts.records import (
     Body,
     Buried,
     Document,
+    GroupGone,
     GroupMade,
     Marked,
     Record,
@@ -71,7 +72,8 @@ from oncewire.broker.idempotency import (
 from oncewire.broker.messages import Partition
 from oncewire.broker.placing import NO_TOPIC as NO_TOPIC
 from oncewire.broker.placing import place_of, routing_of
-from oncewire.broker.state import LEASED, Flight, Group, Progress, State, Subscriber, Topic, make_ready
+from oncewire.broker.progress import LEASED, WAITING, Flight, Progress
+from oncewire.broker.state import Group, State, Subscriber, Topic, make_ready
 
 NACKED: Final = "nack"
 TIMED_OUT: Final = "ack_timeout"
@@ -245,7 +247,7 @@ def enter(state: State, now_ms: int, tenant: str, consume: Consume) -> Step:
     if not 0 <= consume.lease_ms <= state.limits.lease_ms_max:
         return Step(ContractViolation("invalid lease_ms", field="lease_ms"))
     group = topic.groups.get(consume.group)
-    if group is not None:
+    if group is not None and not group.is_leaving:
         return Step(_crowded(state, group))
     if (topic.number, consume.group) in state.entering:
         return Step(None, waits=True)
@@ -256,6 +258,23 @@ def enter(state: State, now_ms: int, tenant: str, consume: Consume) -> Step:
     state.next_group += 1
     state.entering[topic.number, consume.group] = record
     return Step(None, (record,))
+
+
+def forget_group(now_ms: int, group: Group) -> list[Record]:
+    """A group that has settled nothing and that nobody reads: mistyped, most likely, or made to look at messages. When
+    it comes again it is a new one."""
+    if group.has_settled or group.is_leaving or group.topic.is_leaving or is_in_use(group):
+        return []
+    group.is_leaving = True
+    return [GroupGone(group.topic.number, group.number, now_ms)]
+
+
+def is_in_use(group: Group) -> bool:
+    """Whether anybody reads it, works on something or waits for a retry."""
+    if group.subscribers or group.worked:
+        return True
+    progress = group.progress.values()
+    return any(one.leased or any(flight.state == WAITING for flight in one.flights.values()) for one in progress)
 
 
 def _crowded(state: State, group: Group) -> OncewireError | None:
@@ -328,7 +347,7 @@ def settle(state: State, now_ms: int, tenant: str, request: Settle) -> Step:
     if request.act == "nack":
         state.counters["nacked"] += 1
         reason = request.reason[:ERROR_CHARS_MAX] or NACKED
-        return Step(None, tuple(failed(state, now_ms, flight, reason)))
+        return Step(None, tuple(failed(state, now_ms, flight, reason, is_nacked=True)))
     return _ack(now_ms, flight)
 
 
@@ -340,6 +359,8 @@ def held(state: State, tenant: str, request: Settle | Idempotency) -> Flight | S
     if not 0 <= request.partition < topic.count:
         return Step(ContractViolation("partition out of range", field="partition"))
     group = topic.groups.get(request.group)
+    if group is not None and group.is_leaving:
+        return Step(ContractViolation(NOT_IN_FLIGHT), waits=True)
     flight = group.progress[request.partition].flights.get(request.offset) if group else None
     if flight is None or not flight.owner:
         return Step(ContractViolation(NOT_IN_FLIGHT))
@@ -383,20 +404,20 @@ def _extend(state: State, now_ms: int, flight: Flight, lease_ms: int) -> Step:
     return Step(None)
 
 
-def failed(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]:
+def failed(state: State, now_ms: int, flight: Flight, reason: str, *, is_nacked: bool = False) -> list[Record]:
     """A delivery did not succeed: try again later, or bury it. A late nack of a waiting one only tells its reason."""
     policy = flight.policy
     if flight.state != LEASED:
-        return [_retry(now_ms, flight, flight.due_at_ms, reason)]
+        return [_retry(now_ms, flight, flight.due_at_ms, reason, is_nacked)]
     if policy is not None and 0 < policy.max_attempts <= flight.attempts:
         return bury(state, now_ms, flight, reason)
     wait_ms = backoff_ms(policy, flight.attempts)
     tick_ms = state.limits.tick_ms
     next_tick_ms = now_ms if reason == TIMED_OUT else (now_ms // tick_ms + 1) * tick_ms
-    return [_retry(now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason)]
+    return [_retry(now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason, is_nacked)]
 
 
-def _retry(now_ms: int, flight: Flight, due_at_ms: int, reason: str) -> Retried:
+def _retry(now_ms: int, flight: Flight, due_at_ms: int, reason: str, is_nacked: bool) -> Retried:
     flight.is_settling = True
     progress = flight.progress
     group = progress.group
@@ -410,6 +431,7 @@ def _retry(now_ms: int, flight: Flight, due_at_ms: int, reason: str) -> Retried:
         reason,
         now_ms,
         flight.owner,
+        is_nacked,
     )
 
 
@@ -432,7 +454,7 @@ def bury(state: State, now_ms: int, flight: Flight, reason: str) -> list[Record]
     body = _letter(decode_body(progress.partition.bodies[index]), topic, flight, number, reason, now_ms)
     size, held = progress.partition.sizes[index], state.encode_body((body.key, body.value, body.envelope, body.routing))
     records: list[Record] = []
-    if not state.keeps_graveyards:
+    if not state.is_whole:
         flight.is_settling = True
         letter = Stored(0, number, -1, now_ms, size, held)
         told = (flight.attempts, reason, now_ms, flight.owner)

@@ -5,7 +5,7 @@ applies the same records again and gets the same state. What is tentative (an of
 on its way, room that was promised) is in the fields named here, is looked at only to refuse or to wait, and is all
 forgotten when a commit fails:
 
-    Topic.is_leaving  State.making  State.entering     a topic or group on its way in or out
+    Topic, Group.is_leaving  State.making, .entering   a topic or group on its way in or out
     Partition.reserved, .trimming                      room and trims on their way
     Flight.is_settling                                 a settlement on its way
     State.pending                                      identities on their way
@@ -21,12 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappush
 from typing import Any, Final
 
-from msgspec import Struct
-
-from oncewire._ground.contracts.broker import RetryPolicy
 from oncewire._ground.contracts.records import (
     Acked,
     Buried,
+    GroupGone,
     GroupMade,
     GroupSeen,
     Marked,
@@ -42,123 +40,12 @@ from oncewire.broker.credit import Credit
 from oncewire.broker.engine import Limits, Sink
 from oncewire.broker.idempotency import COMMITTED, Produced, Work, Worked
 from oncewire.broker.messages import Partition
-
-LEASED: Final = 1
-WAITING: Final = 2
-"""For its next attempt: nacked or timed out, not due yet."""
-READY: Final = 3
-"""For its next attempt, which is due."""
+from oncewire.broker.progress import READY, WAITING, Flight, Progress
 
 COUNTERS: Final = (
     "produced", "produced_bytes", "deduplicated", "refused_full", "delivered", "redelivered", "acked", "nacked",
     "lease_timeouts", "dead_lettered", "expired", "trimmed", "router_failures", "commits_failed",
 )  # fmt: skip
-
-
-class Flight(Struct, eq=False):
-    """A message that a group has been given and has not settled."""
-
-    progress: Progress
-    offset: int
-    state: int = READY
-    attempts: int = 0
-    owner: str = ""
-    """The last one; empty when nobody had it since the start."""
-    credit: Credit | None = None
-    """Of the reader that had it last."""
-    lease_ms: int = 0
-    due_at_ms: int = 0
-    """When the lease ends or the retry is due."""
-    tick: int = 0
-    """When it is looked at."""
-    policy: RetryPolicy | None = None
-    last_error: str = ""
-    identity: bytes = b""
-    """Of the key that its worker began with, and has not marked since."""
-    is_settling: bool = False
-
-
-class Progress:
-    """Where a group stands in a partition."""
-
-    __slots__ = ("ahead", "cursor", "flights", "floor", "group", "leased", "partition", "ready")
-
-    def __init__(self, group: Group, partition: Partition) -> None:
-        self.group = group
-        self.partition = partition
-        self.floor = partition.trimmed
-        """All messages up to here are settled; never past one that is not."""
-        self.ahead: set[int] = set()
-        """Settled above the floor."""
-        self.cursor = self.floor
-        """Messages up to here were given out at least once, or are ahead, or wait for a retry."""
-        self.flights: dict[int, Flight] = {}
-        self.leased = 0
-        """Of the flights, those that a reader has now. A retry that waits is bounded by the buffer alone."""
-        self.ready: list[int] = []
-        """A heap of offsets that are due again."""
-
-    @property
-    def lag(self) -> int:
-        return len(self.partition.offsets) - self.partition.after(self.floor) - len(self.ahead)
-
-    def settle(self, done: Sequence[int]) -> bool:
-        """Take note that messages are done; True when the floor moved."""
-        offsets, ahead, floor = self.partition.offsets, self.ahead, self.floor
-        index, count = self.partition.after(floor), len(offsets)
-        is_whole = self.partition.behind is None
-        if done and offsets[index : index + len(done)].tolist() == done:  # the next ones, in order: nearly always
-            self.floor = done[-1]
-            self.absorb()
-            return True
-        for offset in done:
-            if offset <= floor or offset in ahead:
-                continue
-            if offsets[index] == offset if index < count else is_whole:
-                floor = offset
-                index += 1
-            else:
-                ahead.add(offset)
-        if floor == self.floor:
-            return False
-        self.floor = floor
-        self.absorb()
-        return True
-
-    def absorb(self) -> None:
-        """Let the floor rise over what is settled above it."""
-        offsets, ahead, index = self.partition.offsets, self.ahead, self.partition.after(self.floor)
-        while ahead and index < len(offsets) and offsets[index] in ahead:
-            self.floor = offsets[index]
-            ahead.remove(self.floor)
-            index += 1
-        self.cursor = max(self.cursor, self.floor)
-
-    def land(self, offsets: Iterable[int]) -> list[Flight]:
-        """Those messages are not out any more."""
-        flights = self.flights
-        landed = [flights.pop(offset) for offset in offsets if offset in flights]
-        for flight in landed:
-            self.release(flight)
-        return landed
-
-    def release(self, flight: Flight) -> None:
-        """No reader has it now: it was settled, or its lease ended."""
-        if flight.state == LEASED:
-            flight.state = READY
-            self.leased -= 1
-            if flight.credit is not None:
-                flight.credit.give_back()
-
-    def trim(self, offset: int) -> list[Flight]:
-        """The partition forgets everything up to the offset, whether this group had it or not; returns what was out."""
-        if offset <= self.floor:
-            return []
-        self.floor = offset
-        self.cursor = max(self.cursor, offset)
-        self.ahead = {one for one in self.ahead if one > offset}
-        self.absorb()
-        return self.land([one for one in self.flights if one <= offset])
 
 
 class Subscriber:
@@ -184,7 +71,8 @@ class Group:
     """A group of a topic."""
 
     __slots__ = (
-        "busy", "is_lapsed", "name", "number", "progress", "recorded_at_ms", "seen_at_ms", "subscribers", "topic",
+        "busy", "has_settled", "is_lapsed", "is_leaving", "name", "number", "progress", "recorded_at_ms", "seen_at_ms",
+        "subscribers", "topic",
         "turn", "worked",
     )  # fmt: skip
 
@@ -196,6 +84,9 @@ class Group:
         self.recorded_at_ms = seen_at_ms
         """What a restart would know of `seen_at_ms`."""
         self.is_lapsed = False
+        self.is_leaving = False
+        self.has_settled = False
+        """Whether it has acked, nacked or given up a message. Until then it is on trial."""
         self.progress = {number: Progress(self, one) for number, one in topic.partitions.items()}
         self.subscribers: list[Subscriber] = []
         self.turn = 0
@@ -268,11 +159,11 @@ EncodeBody = Callable[[Any], bytes]
 class State:
     """See the module's head."""
 
-    def __init__(self, limits: Limits, encode: EncodeBody = encode_body, *, keeps_graveyards: bool = True) -> None:
+    def __init__(self, limits: Limits, encode: EncodeBody = encode_body, *, is_whole: bool = True) -> None:
         self.limits = limits
         self.encode_body = encode
-        self.keeps_graveyards = keeps_graveyards
-        """Whether dead letters are this state's too; else whoever asks must take them elsewhere."""
+        self.is_whole = is_whole
+        """Whether all partitions are this state's, those of dead letters too; else others know what groups do there."""
         self.topics: dict[tuple[str, str], Topic] = {}
         self.numbered: dict[int, Topic] = {}
         self.groups: dict[int, Group] = {}
@@ -287,11 +178,17 @@ class State:
         self.wheel: dict[int, dict[Flight, None]] = {}
         """Which flights are looked at, by tick."""
         self.ticked = 0
+        self.began_at_ms = 0
+        """The first tick."""
         # Where there may be something to do.
         self.stirred: dict[Group, None] = {}
         self.ended: list[Subscriber] = []
         """Readers of topics that are gone."""
         self.trimmable: dict[tuple[int, int], None] = {}
+        self.proven: list[Group] = []
+        """Groups that have settled something; kept only where others must hear of it."""
+        self.doubted: dict[Group, None] = {}
+        """Groups whose trial is over here, and that may have settled something elsewhere."""
         self.moved: dict[Progress, None] = {}
         """Whose floors moved since it was last counted what is needed; empty outside `apply_all`."""
         # Tentative.
@@ -343,6 +240,8 @@ class State:
         """A commit failed: nothing that was on its way will arrive."""
         for topic in self.topics.values():
             topic.is_leaving = False
+            for group in topic.groups.values():
+                group.is_leaving = False
             for partition in topic.partitions.values():
                 partition.reserved = partition.reserved_bytes = 0
                 partition.trimming = -1
@@ -370,6 +269,13 @@ class State:
         self.groups[group.number] = group
         self.next_group = max(self.next_group, group.number + 1)
         self.hold_again(group.topic)
+
+    def prove(self, group: Group) -> None:
+        """The group settles something: it is in earnest."""
+        if not group.has_settled:
+            group.has_settled = True
+            if not self.is_whole:
+                self.proven.append(group)
 
     def hold_again(self, topic: Topic) -> None:
         """Groups came, lapsed or came back: which messages are still needed is counted anew."""
@@ -463,6 +369,7 @@ def _topic_gone(state: State, record: TopicGone) -> None:
     for group in topic.groups.values():
         del state.groups[group.number]
         state.stirred.pop(group, None)
+        state.doubted.pop(group, None)
         state.entries -= len(group.worked)
         state.ended += group.subscribers
         for progress in group.progress.values():
@@ -480,6 +387,18 @@ def _group_seen(state: State, record: GroupSeen) -> None:
     group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
 
 
+def _group_gone(state: State, record: GroupGone) -> None:
+    group = state.groups.pop(record.group)
+    topic = group.topic
+    del topic.groups[group.name]
+    state.stirred.pop(group, None)
+    state.doubted.pop(group, None)
+    state.entries -= len(group.worked)
+    for progress in group.progress.values():
+        state.close(progress.flights.values())
+    state.hold_again(topic)
+
+
 def _stored(state: State, record: Stored) -> None:
     topic = state.numbered[record.topic]
     state.store(topic, record)
@@ -491,6 +410,7 @@ def _stored(state: State, record: Stored) -> None:
 
 def _settle(state: State, group: Group, partition: int, offsets: Sequence[int]) -> None:
     progress = group.progress[partition]
+    state.prove(group)
     state.close(progress.land(offsets))
     if progress.settle(offsets):
         state.moved[progress] = None
@@ -516,6 +436,8 @@ def _all_acked(state: State, records: Sequence[Acked]) -> None:
 def _retried(state: State, record: Retried) -> None:
     group = state.groups[record.group]
     group.seen_at_ms = max(group.seen_at_ms, record.at_ms)
+    if record.is_nacked:
+        state.prove(group)
     progress = group.progress[record.partition]
     flight = progress.flights.get(record.offset)
     if flight is None:
@@ -579,6 +501,7 @@ _APPLY: Final[dict[type, Callable[[State, Any], None]]] = {
     TopicGone: _topic_gone,
     GroupMade: _group_made,
     GroupSeen: _group_seen,
+    GroupGone: _group_gone,
     Stored: _stored,
     Acked: _acked,
     Retried: _retried,

@@ -12,8 +12,9 @@ from typing import Final
 from oncewire._ground.contracts.records import GroupSeen, Record, Trimmed
 from oncewire.broker.idempotency import forget_produced
 from oncewire.broker.messages import Partition
-from oncewire.broker.rules import TIMED_OUT, failed, is_kept
-from oncewire.broker.state import LEASED, READY, WAITING, Flight, Group, State, Topic, make_ready
+from oncewire.broker.progress import LEASED, READY, WAITING, Flight
+from oncewire.broker.rules import TIMED_OUT, failed, forget_group, is_in_use, is_kept
+from oncewire.broker.state import Group, State, Topic, make_ready
 
 LOOKS_MAX: Final = 1_000
 """Partitions and groups that a tick looks at."""
@@ -26,6 +27,7 @@ SEEN_SHARE: Final = 50
 def tick(state: State, now_ms: int) -> list[Record]:
     """All that is due by now, as records to make durable."""
     records: list[Record] = []
+    state.began_at_ms = state.began_at_ms or now_ms
     for flight in _due(state, now_ms):
         records += _look(state, now_ms, flight)
     records += _trim(state, now_ms)
@@ -106,7 +108,7 @@ def _trim_to(state: State, topic: Topic, partition: Partition, now_ms: int) -> i
 
 
 def _see(state: State, now_ms: int) -> list[Record]:
-    """Groups in use are written down now and then, those that nobody uses lapse, old entries go."""
+    """Groups in use are written down now and then, those that nobody uses lapse or are forgotten, old entries go."""
     records: list[Record] = []
     limits = state.limits
     for number in list(islice(state.groups, LOOKS_MAX)):
@@ -117,11 +119,26 @@ def _see(state: State, now_ms: int) -> list[Record]:
         if group.seen_at_ms - group.recorded_at_ms > limits.group_idle_ms // SEEN_SHARE and not group.topic.is_leaving:
             group.recorded_at_ms = group.seen_at_ms
             records.append(GroupSeen(group.topic.number, group.number, group.seen_at_ms))
+        if not group.has_settled and not group.is_leaving:
+            records += _try(state, now_ms, group)
         is_lapsed = now_ms - group.seen_at_ms > limits.group_idle_ms
         if is_lapsed != group.is_lapsed:
             group.is_lapsed = is_lapsed
             state.hold_again(group.topic)
     return records
+
+
+def _try(state: State, now_ms: int, group: Group) -> list[Record]:
+    """A group on trial holds messages back for a short time after its last reader. After a start readers may return."""
+    if now_ms - max(group.seen_at_ms, state.began_at_ms) <= state.limits.group_trial_ms:
+        return []
+    if is_in_use(group):
+        group.seen_at_ms = now_ms
+        return []
+    if state.is_whole:
+        return forget_group(now_ms, group)
+    state.doubted[group] = None
+    return []
 
 
 # ---- idempotency entries

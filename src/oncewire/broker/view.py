@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from oncewire._ground.errors import NotFound
 from oncewire.broker.engine import GroupShown, PartitionLag, PartitionShown, TopicShown, TopicStats
 from oncewire.broker.messages import Partition
+from oncewire.broker.progress import READY, WAITING, Progress
 from oncewire.broker.rules import NO_TOPIC
-from oncewire.broker.state import READY, WAITING, Group, Progress, State, Topic
+from oncewire.broker.state import Group, State, Topic
 
 
 def topic_names(state: State, tenant: str) -> list[str]:

@@ -410,6 +410,7 @@ _KINDS: Final = {
     records.Buried: "buried",
     records.GroupMade: "group_made",
     records.GroupSeen: "group_seen",
+    records.GroupGone: "group_gone",
     records.Trimmed: "trimmed",
     records.Marked: "marked",
 }

@@ -5,8 +5,9 @@
     lapsed      forgotten before the group settled it: the group was long gone, or it was a dead letter that grew old
     pending     none of these yet
 
-A group counts from where it was made: what had been forgotten by then was never meant for it. Groups are made for each
-partition by itself. Where records are older than the lake, a group is known by its first sign, and has all messages.
+A group counts from where it was made: what had been forgotten by then was never meant for it. One that is gone, since
+it settled nothing, does not count. Groups are made for each partition by itself. Where records are older than the lake,
+a group is known by its first sign, and has all messages.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def events(records: DataFrame) -> DataFrame:
 
 
 def groups(found: DataFrame) -> DataFrame:
-    """Each group of a partition, and the last offset that was never meant for it (`floor`)."""
+    """Each group of a partition that is not gone, and the last offset that was never meant for it (`floor`)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as sf
 
@@ -42,9 +43,15 @@ def groups(found: DataFrame) -> DataFrame:
     )
     known = found.withColumn("trimmed", sf.coalesce(trimmed, sf.lit(-1)))
     of_groups = known.where("`group` is not null").groupBy(*PARTITION, "group")
-    return of_groups.agg(
-        sf.coalesce(sf.min(sf.expr("if(kind = 'group_made', trimmed, null)")), sf.lit(-1)).alias("floor"),
-        sf.max(sf.expr("kind = 'group_made'")).alias("is_made"),
+    last = sf.max_by("kind", sf.struct("sequence", "place"))
+    return (
+        of_groups.agg(
+            sf.coalesce(sf.min(sf.expr("if(kind = 'group_made', trimmed, null)")), sf.lit(-1)).alias("floor"),
+            sf.max(sf.expr("kind = 'group_made'")).alias("is_made"),
+            last.alias("last"),
+        )
+        .where("last != 'group_gone'")
+        .drop("last")
     )
 
 

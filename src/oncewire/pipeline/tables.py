@@ -127,7 +127,7 @@ _INPUTS: Final = pa.struct(
 )
 _EVENT: Final = pa.struct(
     [
-        ("kind", pa.string()),  # acked, retried, buried · group_made, group_seen · trimmed · marked
+        ("kind", pa.string()),  # acked, retried, buried · group_made, group_seen, group_gone · trimmed · marked
         ("group", pa.string()),
         ("offset", pa.int64()),  # of a trim: all up to it are forgotten
         ("attempts", pa.int64()),  # so far, this one included

@@ -13,6 +13,7 @@ they were made and never given again, so that a topic that was deleted and made 
      8  Buried         a settlement and the dead letter that it made
      9  Trimmed        all messages of a partition up to an offset are gone
     10  Marked         a step of the worker's idempotency helper
+    11  GroupGone      it settled nothing and nobody reads it: it is forgotten
 
 A snapshot is made of these (image.py writes and reads them):
 
@@ -106,6 +107,8 @@ class Retried(Struct, array_like=True, frozen=True, tag=7, gc=False):
     last_error: str
     at_ms: int
     owner: str = ""
+    is_nacked: bool = False
+    """By its owner; else its lease ended."""
 
 
 class Buried(Struct, array_like=True, frozen=True, tag=8, gc=False):
@@ -140,6 +143,12 @@ class Marked(Struct, array_like=True, frozen=True, tag=10, gc=False):
     last_error: str
 
 
+class GroupGone(Struct, array_like=True, frozen=True, tag=11, gc=False):
+    topic: int
+    group: int
+    at_ms: int
+
+
 class Heads(Struct, array_like=True, frozen=True, tag=20, gc=False):
     next_topic: int
     next_group: int
@@ -171,6 +180,7 @@ class GroupKept(Struct, array_like=True, frozen=True, tag=23, gc=False):
     group: int
     name: str
     seen_at_ms: int
+    has_settled: bool = False
 
 
 class ProgressKept(Struct, array_like=True, frozen=True, tag=24, gc=False):
@@ -197,7 +207,9 @@ class WorkedKept(Struct, array_like=True, frozen=True, tag=26, gc=False):
     """Identity, status, owner, partition, offset, when to look again, last error."""
 
 
-Record: TypeAlias = TopicMade | TopicGone | GroupMade | GroupSeen | Stored | Acked | Retried | Buried | Trimmed | Marked
+Record: TypeAlias = (
+    TopicMade | TopicGone | GroupMade | GroupSeen | GroupGone | Stored | Acked | Retried | Buried | Trimmed | Marked
+)
 Kept: TypeAlias = Heads | TopicKept | MessagesKept | GroupKept | ProgressKept | ProducedKept | WorkedKept
 
 encode = msgspec.msgpack.Encoder().encode

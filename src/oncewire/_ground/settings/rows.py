@@ -358,6 +358,9 @@ class Settings:
     broker_group_idle_ms: int = number(
         604_800_000, "broker.group_idle_ms", "Idle time after which a group holds nothing back.", 1, 10**12
     )
+    broker_group_trial_ms: int = number(
+        60_000, "broker.group_trial_ms", "Idle time after which a group that never settled is forgotten.", 1, 10**12
+    )
     broker_dead_letter_age_ms: int = number(
         2_592_000_000, "broker.dead_letter_age_ms", "How long dead letters are kept.", 1, 10**12
     )

@@ -191,6 +191,7 @@ class Catalog:
             (topics.RECORDS, f"broker_records.{number}.>"),
             (topics.SNAPSHOTS, f"broker_snapshots.{number}.>"),
             (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.part.{number}.>"),
+            (f"KV_{names.LEASES}", f"$KV.{names.LEASES}.group.{number}.>"),
         ):
             await self._client.api(f"STREAM.PURGE.{shared}", {"filter": subject})
         self._on_step("cleared")

@@ -240,7 +240,7 @@ class Cell:
     def begin_anew(self) -> None:
         """An empty state, to be filled from what is stored."""
         topic = self.topic
-        self.state = State(self.home.limits, encode_document, keeps_graveyards=False)
+        self.state = State(self.home.limits, encode_document, is_whole=False)
         self.held = Topic(topic.number, topic.tenant, topic.name, topic.count, topic.at_ms, (self.partition,))
         self.held.gone = self.home.gone_of(topic.number)
         self.messages.behind = []  # none is read yet: a settlement says nothing of those before it

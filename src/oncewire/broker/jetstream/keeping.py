@@ -104,7 +104,8 @@ class Keeper:
             else:
                 self._decide(cell, group, claim, done)
 
-        if group in cell.held.groups:
+        known = cell.held.groups.get(group)
+        if known is not None and not known.is_leaving:
             self._decide(cell, group, claim, done)
         else:  # its readers have not come to this partition yet
             self._node.enter(cell, Consume(cell.topic.name, group, claim.holder.owner, 0), entered)
@@ -130,7 +131,11 @@ class Keeper:
         self._node.at_owner(cell.topic, rival.partition, lambda: request, local, asked)
 
     def _mark(self, cell: Cell, group: str, claim: Claim, freed: Holder | None, done: Done) -> None:
-        cell.submit(rules.mark(cell.state, self._node.clock(), cell.held.groups[group], claim, freed), done)
+        known = cell.held.groups.get(group)
+        if known is None or known.is_leaving:
+            done(Unavailable(f"group {group!r} is being forgotten: try again", retry_after_s=0.1))
+        else:
+            cell.submit(rules.mark(cell.state, self._node.clock(), known, claim, freed), done)
 
     # ---- at another delivery's owner
 

@@ -3,7 +3,7 @@
 stream  BROKER_SNAPSHOTS
   broker_snapshots.<topic number>.<partition>.<part>
 bucket  OW_TOPICS    <tenant>.<topic>        which topics there are; the revision is the topic's number
-bucket  OW_LEASES    node.<node>, part.<topic number>.<partition>
+bucket  OW_LEASES    node.<node>, part.<topic number>.<partition>, group.<topic number>.<group>
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ def snapshot_of(number: int, partition: int) -> str:
 
 def lease_of(number: int, partition: int) -> str:
     return f"part.{number}.{partition}"
+
+
+def group_of(number: int, group: str) -> str:
+    """Of a group that has settled something."""
+    return f"group.{number}.{token(group)}"
 
 
 def preferred(nodes: list[str], number: int, partition: int) -> str:

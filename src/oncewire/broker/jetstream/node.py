@@ -29,6 +29,7 @@ from oncewire.broker.jetstream.readers import NOT_TAKEN, Fan, Guest
 from oncewire.broker.jetstream.sending import Outlet
 from oncewire.broker.jetstream.session import Session
 from oncewire.broker.jetstream.takeover import Taker
+from oncewire.broker.jetstream.trials import Trials
 from oncewire.broker.local import Clock
 from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.view import show_partition
@@ -63,6 +64,7 @@ class Node:
         letter                                 a dead letter is stored, its message is not settled yet
         snapshot                               one is written
         release                                a partition is left in order
+        proof                                  a group has settled something, and has no key that says so
         chosen                                 a key is noted in the topic that was named, its message is nowhere yet
         purge                                  messages count as trimmed, and are stored yet
     """
@@ -80,6 +82,7 @@ class Node:
         self.taker = Taker(client, lambda name: self.on_step(name))
         self.keeper = Keeper(self)
         self.commit, self.gone_of = self.keeper.commit, self.keeper.gone_of
+        self.trials = Trials(self)
         self.letters = Letters(self)
         self.bury = self.letters.bury
         self.on_step: Callable[[str], None] = _no_step
@@ -167,6 +170,7 @@ class Node:
     def tick(self, now_ms: int) -> None:
         for cell in list(self.cells.values()):
             cell.tick(now_ms)
+            self.trials.look(cell)
         for guest in list(self._guests.values()):
             guest.tick()
 
@@ -290,7 +294,8 @@ class Node:
         self.fans.pop(fan.number, None)
 
     def enter(self, cell: Cell, consume: Consume, done: Done) -> None:
-        if consume.group in cell.held.groups or cell.loaded_from <= cell.messages.trimmed + 2:
+        known = cell.held.groups.get(consume.group)
+        if (known is not None and not known.is_leaving) or cell.loaded_from <= cell.messages.trimmed + 2:
             cell.enter(consume, done)
         else:
             self.spawn(self._enter_whole(cell, consume, done))
@@ -524,4 +529,5 @@ class Node:
             fan.ended(NotFound(NO_TOPIC))
         self.paths.forget(topic.number)
         self.keeper.gone.pop(topic.number, None)
+        self.trials.forget(topic.number)
         self.outlet.tails.pop(topic.number, None)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from oncewire._ground.contracts.records import (
     Acked,
     Buried,
+    GroupGone,
     GroupMade,
     GroupSeen,
     Kept,
@@ -60,7 +61,7 @@ def pack(head: bytes, after: int, encoded: bytes) -> bytes:
     return b'%b,"after":%d,"records":%b}' % (head, after, encoded)
 
 
-_OF_GROUPS = (Acked, Retried, Buried, GroupSeen, Marked)
+_OF_GROUPS = (Acked, Retried, Buried, GroupSeen, GroupGone, Marked)
 
 
 def groups_of(state: State, records: Sequence[Record]) -> dict[int, str]:

@@ -30,7 +30,8 @@ from oncewire.broker.jetstream.catalog import Listed
 from oncewire.broker.jetstream.cell import Cell, Phase
 from oncewire.broker.jetstream.link import runs_of
 from oncewire.broker.jetstream.loans import Account, Loans, Visits
-from oncewire.broker.state import LEASED, Progress, Subscriber
+from oncewire.broker.progress import LEASED, Progress
+from oncewire.broker.state import Subscriber
 
 NOT_TAKEN: Final = -1
 """In the place of a sink's room: the reader is not here."""

@@ -10,8 +10,9 @@ put between two records, and none can be taken out, without a trace.
     stale_owner    written by a node that had not taken the partition
 
 A trim says that all groups that count have settled everything up to an offset. A group counts as long as it gave a sign
-of life within `idle_ms`. So below a trim, each group that was alive has an outcome for each message: those ranges are
-`alive` results. Where records are missing nothing can be said: then there are none.
+of life within `idle_ms`; one that is gone without having settled anything does not. So below a trim, each group that
+was alive has an outcome for each message: those ranges are `alive` results. Where records are missing nothing can be
+said: then there are none.
 """
 
 from __future__ import annotations
@@ -101,6 +102,9 @@ class _Partition:
     def _event(self, record: Record, event: Mapping[str, Any]) -> None:
         if event["kind"] == "trimmed":
             self._trim(record, event["offset"])
+            return
+        if event["kind"] == "group_gone":  # it had settled nothing, and nobody read it
+            self._groups.pop(event["group"], None)
             return
         group = self._groups.get(event["group"])
         if group is None:
