@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from oncewire.pipeline.deriving import Sorted, sort_out
 from oncewire.pipeline.families import silver_name
 from oncewire.pipeline.lake import rules
 from oncewire.pipeline.lake.log import Added, version_of
-from oncewire.pipeline.lake.rules import Balance, Gap, Span, Step, Written
+from oncewire.pipeline.lake.rules import Balance, Second, Span, Step, Written
 from oncewire.pipeline.staging import Staged
 from oncewire.pipeline.tables import BRONZE, SILVER, TABLES
 from tests.spark.lakes import WHEN, chat, event, metered
@@ -74,24 +75,78 @@ def test_what_the_executors_wrote_lies_in_the_range_and_stands_once() -> None:
         rules.check_runs(span(0, 9), [written((1, 9), rows=8)])
 
 
+def second(ranges: int, sequences: int, **told: Any) -> Second:
+    """A stream of sequences 1 to 100 that counts enough deletions."""
+    figures = {"first_sequence": 1, "last_sequence": 100, "messages": 90, "deleted": 10, "removes_inside": False}
+    return Second(1, limits="{}", ranges=ranges, sequences=sequences, next_stored=0, **{**figures, **told})
+
+
 @pytest.mark.parametrize(
-    ("range_", "runs", "limits", "accepted", "gaps"),
+    ("range_", "runs", "told", "gaps"),
     [
-        (span(0, 9), [(1, 9)], False, False, []),
-        (span(0, 9), [(4, 9)], False, False, [(1, 3, "before")]),
-        (span(0, 9), [(4, 5), (8, 8)], False, False, [(1, 3, "before"), (6, 7, "deleted"), (9, 9, "deleted")]),
-        (span(10, 19), [(12, 19)], False, False, [(10, 11, "deleted")]),
-        (span(10, 19), [(12, 17)], True, False, [(10, 11, "limit"), (18, 19, "limit")]),
-        (span(10, 19), [(12, 17)], False, True, [(10, 11, "trimmed"), (18, 19, "deleted")]),
-        (span(10, 19), [], False, False, [(10, 19, "deleted")]),
-        (span(0, 9, ("EVENTS", 1, 2)), [(4, 9)], False, False, []),
+        (span(0, 9), [(1, 9)], None, []),
+        (span(0, 9), [(4, 9)], second(1, 3, first_sequence=4), [(1, 3, "before")]),
+        (span(0, 9), [(4, 5), (8, 8)], second(3, 6, first_sequence=4),
+         [(1, 3, "before"), (6, 7, "deleted"), (9, 9, "deleted")]),
+        (span(10, 19), [(12, 19)], second(1, 2), [(10, 11, "deleted")]),
+        (span(10, 19), [(12, 17)], second(2, 4, removes_inside=True), [(10, 11, "limit"), (18, 19, "limit")]),
+        (span(10, 19), [(12, 17)], second(2, 4, first_sequence=12), [(10, 11, "trimmed"), (18, 19, "deleted")]),
+        (span(10, 19), [(12, 17)], second(2, 4, first_sequence=12, removes_inside=True),
+         [(10, 11, "limit"), (18, 19, "limit")]),
+        (span(10, 19), [], second(1, 10), [(10, 19, "deleted")]),
+        (span(0, 9, ("EVENTS", 1, 2)), [(4, 9)], None, [(1, 3, "earlier")]),
+        (span(0, 9, ("EVENTS", 1, 2)), [(4, 6), (8, 9)], second(1, 1), [(1, 3, "earlier"), (7, 7, "deleted")]),
+    ],
+)  # fmt: skip
+def test_gaps_have_a_range_and_a_cause(
+    range_: Span, runs: list[tuple[int, int]], told: Second | None, gaps: list[tuple[int, int, str]]
+) -> None:
+    found = rules.find_gaps(range_, runs, told, is_loss_accepted=False)
+    assert gaps == [(one.first, one.last, one.cause) for one in found]
+    assert all(one.lifetime == range_.lifetime and one.second == told for one in found)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        second(2, 2),  # asked for something else
+        second(1, 3),
+        second(1, 2, deleted=1),  # it counts fewer deletions
+        second(1, 2, deleted=0),
+        second(1, 2, last_sequence=10),  # it ends before
+        second(1, 2, first_sequence=11),  # it begins in the middle
     ],
 )
-def test_gaps_have_a_range_and_a_cause(
-    range_: Span, runs: list[tuple[int, int]], limits: bool, accepted: bool, gaps: list[tuple[int, int, str]]
-) -> None:
-    found = rules.find_gaps(range_, runs, has_limits=limits, is_loss_accepted=accepted)
-    assert [Gap(range_.lifetime, *one) for one in gaps] == found
+def test_what_the_leader_does_not_bear_out_has_no_known_cause(told: Second | None) -> None:
+    (found,) = rules.find_gaps(span(10, 19), [(12, 19)], told, is_loss_accepted=True)
+    assert (10, 11, "unknown") == (found.first, found.last, found.cause)
+
+
+def test_a_gap_keeps_what_is_stored_behind_it() -> None:
+    told = second(2, 4)
+    found = rules.find_gaps(span(10, 19), [(12, 17)], replace(told, next_stored=25), is_loss_accepted=True)
+    assert [(12, "the loss was accepted"), (25, "the loss was accepted")] == [
+        (one.next_stored, one.detail) for one in found
+    ]
+    assert [0] == [one.next_stored for one in rules.find_gaps(span(10, 19), [(10, 17)], second(1, 2),
+                                                              is_loss_accepted=False)]  # fmt: skip
+
+
+def test_the_numbers_of_an_earlier_incarnation_are_not_asked_for() -> None:
+    """The stream has them: they are other messages."""
+    later = span(0, 9, ("EVENTS", 1, 2))
+    assert [(7, 7)] == rules.asked(later, rules.missing(later, [(4, 6), (8, 9)]))
+    assert [(1, 3)] == rules.asked(span(0, 9), rules.missing(span(0, 9), [(4, 9)]))
+
+
+def test_what_the_leader_said_goes_with_the_range_into_the_log() -> None:
+    told = second(1, 2)
+    facts = json.loads(json.dumps(rules.span_facts(span(10, 19), 8, told, is_loss_accepted=False)))
+    assert (True, told) == (facts["gaps"], Second.from_dict(facts["second"]))
+    assert (False, None) == tuple(
+        rules.span_facts(span(10, 19), 10, None, is_loss_accepted=False)[name] for name in ("gaps", "second")
+    )
 
 
 def test_a_batch_that_does_not_balance_fails() -> None:

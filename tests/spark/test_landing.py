@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from oncewire._ground.errors import Corrupt
+from oncewire._ground.errors import Corrupt, Unavailable
 from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import rules
 from oncewire.pipeline.lake.log import Lake
-from oncewire.pipeline.lake.rules import Step
+from oncewire.pipeline.lake.rules import Second, Step
 from oncewire.pipeline.landing import SOURCE_SCHEMA, Landed, Landing, LandRange
+from oncewire.pipeline.missing import Unread
 from oncewire.pipeline.rules import Offset
 from oncewire.pipeline.tables import BRONZE
 from tests.spark.lakes import rows
@@ -50,9 +51,13 @@ class Bronze:
     def land(self, batch: int, first: int, last: int) -> Landed:
         made = Landing(
             self.lake, "EVENTS", self.checkpoint, 0,
-            has_limits=lambda: False, is_loss_accepted=False, on_landed=lambda _: None,
+            look_again=self.look_again, is_loss_accepted=False, on_landed=lambda _: None,
         )  # fmt: skip
         return made.land(self.frame(first, last), batch)
+
+    def look_again(self, _: Any, ranges: Any) -> Second:
+        """A stream that has what is missing."""
+        raise Unread(f"{ranges} is there")
 
     def sequences(self) -> list[int]:
         return sorted(one["sequence"] for one in rows(self.lake.place, "bronze", "sequence"))
@@ -88,6 +93,13 @@ def test_rows_that_are_not_those_of_the_range_are_not_committed(bronze: Bronze, 
     with pytest.raises(Corrupt, match="were written for"):
         bronze.land(0, first, last)
     assert [] == bronze.sequences()
+
+
+def test_a_range_that_the_stream_has_after_all_is_not_committed(bronze: Bronze) -> None:
+    with pytest.raises(Unavailable, match=r"\[\(4, 10\)\] is there"):
+        bronze.land(0, 1, 3)
+    assert [] == bronze.sequences()
+    assert Step.APPEND is bronze.land(0, 1, 10).step, "the batch is read again"
 
 
 def test_a_checkpoint_that_does_not_belong_to_the_lake_is_refused(bronze: Bronze) -> None:

@@ -239,6 +239,8 @@ def test_two_drivers_at_once_read_and_name_each_topic_once(
         Topics.round(other, listed[:1])
         one._name(listed[:1])
         one.round(listed)
+        one.close()
+        other.close()
     assert {} == doubled([row["stream"] for row in rows(lake.place, "topics")])
     assert len(listed) == len(rows(lake.place, "topics"))
     assert {} == doubled([(row["stream"], row["sequence"]) for row in rows(lake.place, "bronze")])

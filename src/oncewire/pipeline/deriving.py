@@ -35,7 +35,7 @@ from oncewire.pipeline.families import KEY_BYTES, Families
 from oncewire.pipeline.lake import files, rules
 from oncewire.pipeline.lake.log import SILVER_APP, Added, Lake, Version, is_partitioned
 from oncewire.pipeline.lake.place import Place, place_of
-from oncewire.pipeline.lake.rules import Balance, Gap, Span, Written
+from oncewire.pipeline.lake.rules import Balance, Gap, Second, Span, Written
 from oncewire.pipeline.lake.table import Table
 from oncewire.pipeline.lake.tasks import run_tasks
 from oncewire.pipeline.landing import completed, made_of
@@ -400,7 +400,8 @@ def gaps_of(version: Version, runs: dict[str, tuple[rules.Closed, ...]]) -> list
             continue
         span = Span((facts["stream"], facts["created_ns"], facts["incarnation"]), facts["first"], facts["last"])
         there = sorted(run for file in version.added if place(file)[:3] == span.lifetime for run in runs[file.path])
-        found += rules.find_gaps(span, there, has_limits=facts["limits"], is_loss_accepted=facts["accepted"])
+        second = Second.from_dict(facts["second"]) if facts["second"] is not None else None
+        found += rules.find_gaps(span, there, second, is_loss_accepted=facts["accepted"])
     return found
 
 
@@ -411,12 +412,21 @@ def spans_of(version: Version) -> list[dict[str, Any]]:
 
 
 def gap_rows(gaps: Sequence[Gap], now: datetime) -> pa.Table:
-    rows = [
-        dict(zip(("stream", "created_ns", "incarnation"), one.lifetime, strict=True))
-        | {"first": one.first, "last": one.last, "cause": one.cause, "detail": one.detail, "found_at": now}
-        for one in gaps
-    ]
-    return pa.Table.from_pylist(rows, schema=GAPS.schema)
+    return pa.Table.from_pylist([_gap_row(one, now) for one in gaps], schema=GAPS.schema)
+
+
+def _gap_row(gap: Gap, now: datetime) -> dict[str, Any]:
+    stream, created_ns, incarnation = gap.lifetime
+    row = {
+        "stream": stream, "created_ns": created_ns, "incarnation": incarnation, "first": gap.first, "last": gap.last,
+        "cause": gap.cause, "detail": gap.detail, "found_at": now,
+    }  # fmt: skip
+    if gap.second is None:
+        return row
+    names = ("first_sequence", "last_sequence", "messages", "deleted", "limits")
+    return row | {name: getattr(gap.second, name) for name in names} | {
+        "asked_at": datetime.fromtimestamp(gap.second.asked_at_ms / 1000, UTC), "next_stored": gap.next_stored or None,
+    }  # fmt: skip
 
 
 def balance_rows(batch: Batch, now: datetime) -> pa.Table:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +28,10 @@ from oncewire._ground.contracts import headers, letters, topics
 from oncewire._ground.errors import ContractViolation, Corrupt
 from oncewire._ground.jetstream.protocol import parse_time_ns
 from oncewire.pipeline.lake import files, rules
-from oncewire.pipeline.lake.rules import Span, Step, Written
+from oncewire.pipeline.lake.rules import Closed, Second, Span, Step, Written
 from oncewire.pipeline.lake.table import TIMESTAMP
 from oncewire.pipeline.rules import Offset
-from oncewire.pipeline.tables import BRONZE, app_id
+from oncewire.pipeline.tables import BRONZE, Lifetime, app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -226,7 +226,7 @@ class Landing:
         checkpoint: Path,
         begins_at: int,
         *,
-        has_limits: Callable[[], bool],
+        look_again: Callable[[Lifetime, Sequence[Closed]], Second],
         is_loss_accepted: bool,
         on_landed: Callable[[Landed], None],
     ) -> None:
@@ -234,7 +234,7 @@ class Landing:
         self._stream = stream
         self._checkpoint = checkpoint
         self._begins_at = begins_at
-        self._has_limits = has_limits
+        self._look_again = look_again
         self._is_loss_accepted = is_loss_accepted
         self._on_landed = on_landed
         self.error: Exception | None = None
@@ -253,19 +253,10 @@ class Landing:
             return Landed(span, Step.SKIP, 0)
         answers = frame.collect()  # only now the range is read
         written: list[Written] = [pickle.loads(one.answer) for one in answers]  # noqa: S301 - our own executors wrote it
-        rules.check_runs(span, written)
+        ranges = rules.asked(span, rules.missing(span, rules.check_runs(span, written)))
+        second = self._look_again(span.lifetime, ranges) if ranges else None
         count = sum(one.rows for one in written)
-        has_gaps = count != span.last - max(span.first, 1) + 1
-        facts = {
-            "stream": self._stream,
-            "created_ns": span.lifetime[1],
-            "incarnation": span.lifetime[2],
-            "first": span.first,
-            "last": span.last,
-            "limits": has_gaps and self._has_limits(),
-            "accepted": self._is_loss_accepted,
-            "gaps": has_gaps,
-        }
+        facts = rules.span_facts(span, count, second, is_loss_accepted=self._is_loss_accepted)
         with _COMMITTING:
             handle = self._lake.open(BRONZE)
             if rules.admit(span, handle.transaction_version(app)) is Step.SKIP:

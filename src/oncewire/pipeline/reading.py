@@ -37,6 +37,7 @@ from oncewire.pipeline import checkpoints
 from oncewire.pipeline import options as given
 from oncewire.pipeline.lake.log import Lake, is_partitioned
 from oncewire.pipeline.landing import Landed, Landing, LandRange, landed
+from oncewire.pipeline.missing import SecondLook
 from oncewire.pipeline.rules import Facts
 from oncewire.pipeline.source import HAS_ADMISSION, WorkSource, read_file
 from oncewire.pipeline.stream import facts_of, topics_of
@@ -79,13 +80,13 @@ class Streams:
     """Asks the server about streams from the driver, over one connection that is made again when it broke."""
 
     def __init__(self, access: Mapping[str, str]) -> None:
-        self._access = given.read_options({**access, "stream": "any"}, read_file, is_streaming=False).access
+        self.access = given.read_options({**access, "stream": "any"}, read_file, is_streaming=False).access
         self._wire: Wire | None = None
 
     def facts(self, stream: str) -> Facts | None:
         """None when there is no such stream. Unavailable when nobody answers."""
         try:
-            self._wire = self._wire or connect(self._access, ASK_S)
+            self._wire = self._wire or connect(self.access, ASK_S)
             return facts_of(self._wire, stream)
         except NotFound:
             return None
@@ -96,7 +97,7 @@ class Streams:
     def topics(self) -> list[tuple[Facts, Bears]]:
         """All topics of the broker as they are now. Unavailable when nobody answers."""
         try:
-            self._wire = self._wire or connect(self._access, ASK_S)
+            self._wire = self._wire or connect(self.access, ASK_S)
             return topics_of(self._wire)
         except Unavailable:
             self.close()
@@ -139,7 +140,7 @@ class Reading:
         self._query: StreamingQuery | None = None
         self._landing: Landing | None = None
         self._retry_at = 0.0
-        self._has_limits = False
+        self._look_again = SecondLook(streams.access)
         self._is_repeating = False
         """Whether the query repeats a batch and ends with it, as one pass does where Spark has no admission."""
         self.stream = stream
@@ -175,7 +176,6 @@ class Reading:
             return
         if facts.retention == "workqueue":
             raise Refused(f"stream {self.stream} is a work queue, which nobody else can read")
-        self._has_limits = facts.has_subject_limits
         checkpoint, begins_at = checkpoints.usable(self._lake.beside, self.stream, self._reached())
         self._is_repeating = not HAS_ADMISSION and checkpoints.is_midway(checkpoint)
         self._query = self._start(checkpoint, begins_at, is_once)
@@ -202,7 +202,7 @@ class Reading:
             self.stream,
             checkpoint,
             begins_at,
-            has_limits=lambda: self._has_limits,
+            look_again=self._look_again,
             is_loss_accepted=is_accepted,
             on_landed=self._landed,
         )
@@ -246,6 +246,7 @@ class Reading:
             time.sleep(LOOK_S)
         with suppress(Exception):  # Spark's own complaint about being interrupted
             self._query.stop()
+        self._look_again.close()
         self.state = State.WAITING if self.state is State.READING else self.state
 
     def shown(self) -> dict[str, str]:

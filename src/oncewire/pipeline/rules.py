@@ -35,6 +35,9 @@ from oncewire._ground.jetstream.protocol import parse_time_ns
 PARTITION_RECORDS = 250_000
 """One partition's share of a range. A constant, so that a range that is read again is cut the same way."""
 ZERO_TIME = "0001-01-01T00:00:00Z"
+REMOVES = ("retention", "discard", "max_age", "max_bytes", "max_msgs", "max_msgs_per_subject", "allow_msg_ttl")
+"""Of a stream's configuration what removes messages."""
+_NOTHING = (None, 0, -1, False, "limits")
 
 Cause = Literal["recreated", "went back", "trimmed", "limit"]
 
@@ -91,6 +94,10 @@ class Facts:
     """Per-subject limits or message TTL, or the broker, which removes what is settled: messages go from the middle and
     the head by design."""
     incarnation: int = 0
+    deleted: int = 0
+    """Sequences between the first and the last one that are not stored."""
+    limits: str = "{}"
+    """What of the configuration removes messages, as JSON."""
 
     @property
     def next(self) -> int:
@@ -120,6 +127,8 @@ class Facts:
             has_subject_limits=config.get("max_msgs_per_subject", 0) > 0
             or bool(config.get("allow_msg_ttl"))
             or is_trimmed_by_broker(config["name"]),
+            deleted=int(state.get("num_deleted", 0)),
+            limits=json.dumps({name: config[name] for name in REMOVES if config.get(name) not in _NOTHING}),
         )
 
 

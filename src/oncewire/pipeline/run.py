@@ -215,6 +215,8 @@ class Pipeline:
     def _finish(self) -> None:
         for reading in self.readings:
             reading.finish()
+        if self.topics is not None:
+            self.topics.close()
         self._streams.close()
         self._note()
 

@@ -162,10 +162,19 @@ GAPS: Final = Table(
         ("first", pa.int64()),
         ("last", pa.int64()),  # closed range
         # before: gone when the pipeline first read the stream · deleted: removed one by one · limit: what limits per
-        # subject or TTL do · trimmed, recreated, went back: a loss that a person accepted
+        # subject or TTL do · trimmed: removed from the stream's head before it was read · earlier: the numbers of the
+        # incarnation before · unknown: the leader was not asked, or its answers do not fit
         ("cause", pa.string()),
         ("detail", pa.string()),
         ("found_at", TIMESTAMP),
+        # what the leader said when it was asked a second time
+        ("asked_at", TIMESTAMP),
+        ("next_stored", pa.int64()),  # the next sequence that is stored behind the range; null where nothing is
+        ("first_sequence", pa.int64()),  # of the stream at that moment, as what follows
+        ("last_sequence", pa.int64()),
+        ("messages", pa.int64()),
+        ("deleted", pa.int64()),
+        ("limits", pa.string()),  # JSON: what of its configuration removes messages
     ),
     (*_PLACE[:3], "first"),
     "a range of sequences that bronze does not have",

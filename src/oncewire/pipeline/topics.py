@@ -38,6 +38,7 @@ from oncewire.pipeline.lake import rules as lake_rules
 from oncewire.pipeline.lake.log import Lake, is_partitioned
 from oncewire.pipeline.lake.rules import Span, Step, Written
 from oncewire.pipeline.lake.tasks import run_tasks
+from oncewire.pipeline.missing import SecondLook, Unread
 from oncewire.pipeline.reading import BYTES_PER_TRIGGER, Reads, Streams, failure
 from oncewire.pipeline.rules import Facts, cut, records_limit
 from oncewire.pipeline.source import read_file
@@ -256,6 +257,7 @@ class Topics:
         self._lake = lake
         self._reads = reads
         self._streams = streams
+        self._look_again = SecondLook(streams.access)
         self._tell = tell
         self._known: dict[Lifetime, Known] = {}
         self._named: set[tuple[str, int]] | None = None
@@ -276,6 +278,9 @@ class Topics:
             is_more = False
         ended = time.monotonic()
         self._next = ended if is_more else ended + max(self._reads.trigger_s, SHARE * self._list_s)
+
+    def close(self) -> None:
+        self._look_again.close()
 
     def failed(self, error: Exception) -> OncewireError:
         """Why topics are not read just now."""
@@ -302,10 +307,10 @@ class Topics:
             return False
         chosen, is_more = self._choose(moved)
         landed = self._read(chosen)
+        self.standing.behind, self.standing.error = len(moved) - len(chosen), None
         rows = self._commit(chosen, landed)
         self._rounds += 1
         self._tell(Round(len(chosen), rows))
-        self.standing.behind, self.standing.error = len(moved) - len(chosen), None
         return is_more
 
     # ---- what to read
@@ -386,21 +391,32 @@ class Topics:
         spans: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
         written: list[Written] = []
+        unread: set[int] = set()
         for at, (topic, first, end) in good:
             reached = handle.transaction_version(app_id(topic.lifetime))
             span = Span(topic.lifetime, first if reached is not None else 0, end - 1)
             if lake_rules.admit(span, reached) is Step.SKIP:
                 continue
             mine = [file for one in landed[at] for file in one.written]
-            lake_rules.check_runs(span, mine)
+            ranges = lake_rules.missing(span, lake_rules.check_runs(span, mine))
+            try:
+                second = self._look_again(topic.lifetime, ranges) if ranges else None
+            except Unread as error:
+                self.failed(error)
+                unread.add(at)
+                continue
             written += mine
             moved[app_id(topic.lifetime)] = span.last
-            spans.append(span_facts(span, sum(file.rows for file in mine)))
+            count = sum(file.rows for file in mine)
+            spans.append(lake_rules.span_facts(span, count, second, is_loss_accepted=False))
         if moved:
             self._lake.commit_all(handle, BRONZE, written, moved, facts={"spans": spans})
         for at, (topic, _, end) in good:
             known = self._known[topic.lifetime]
-            known.reached, known.served = end - 1, self._rounds
+            known.served = self._rounds
+            if at in unread:
+                continue
+            known.reached = end - 1
             known.last_ms = max((one.last_ms for one in landed[at] if one.last == end - 1), default=0)
         return sum(file.rows for file in written)
 
@@ -437,15 +453,6 @@ def spread(pieces: Sequence[Piece], tasks: int) -> list[tuple[Piece, ...]]:
         parts[at].append(piece)
         sizes[at] += piece.end - piece.first + 1
     return [tuple(part) for part in parts]
-
-
-def span_facts(span: Span, rows: int) -> dict[str, Any]:
-    name, created_ns, incarnation = span.lifetime
-    has_gaps = rows != span.last - max(span.first, 1) + 1
-    return {
-        "stream": name, "created_ns": created_ns, "incarnation": incarnation, "first": span.first, "last": span.last,
-        "limits": True, "accepted": False, "gaps": has_gaps,
-    }  # fmt: skip
 
 
 def topic_row(topic: Listed, now: datetime) -> dict[str, Any]:

@@ -9,16 +9,25 @@ the last range that was committed, so a range that comes again, from whichever a
     begins at or below it, ends above                  refused: the checkpoint is not the one that wrote this lake
     begins further behind                              refused: a range is missing between the two
 
-Sequences inside a range that did not come are gaps. They are found by what was written, never by what was expected.
+Sequences inside a range that did not come are gaps. They are found by what was written, never by what was expected, and
+the stream's leader is asked for each a second time, by another way (missing.py). What it says is kept with the gap, and
+the cause follows from it:
+
+    the leader says                                              cause
+    they lie below the first sequence, at the lake's first look  before
+    they lie below the first sequence                            trimmed; limit where the stream removes by design
+    nothing is stored there, and it counts as many deletions     deleted; limit where the stream removes by design
+    (a later incarnation begins behind them)                     earlier: the numbers are those of the one before
+    anything else, or nobody was asked                           unknown: that excuses nothing
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from oncewire._ground.errors import Conflict, Corrupt
 from oncewire.pipeline.tables import Lifetime
@@ -30,6 +39,9 @@ BEFORE: Final = "before"
 DELETED: Final = "deleted"
 LIMIT: Final = "limit"
 TRIMMED: Final = "trimmed"
+EARLIER: Final = "earlier"
+UNKNOWN: Final = "unknown"
+LAST_SEQUENCE: Final = 2**63 - 1
 
 
 class Step(StrEnum):
@@ -67,14 +79,45 @@ class Written:
 
 
 @dataclass(frozen=True)
+class Second:
+    """What the leader said when it was asked a second time for ranges that did not come: that nothing is stored in
+    them, and how the stream stood at that moment."""
+
+    asked_at_ms: int
+    first_sequence: int
+    last_sequence: int
+    messages: int
+    deleted: int
+    """Sequences between the first and the last one that the server counts as deleted."""
+    limits: str
+    """What of the stream's configuration removes messages, as JSON."""
+    removes_inside: bool
+    """Whether messages leave from between others by design."""
+    ranges: int
+    sequences: int
+    """How many ranges were asked for, and how many sequences in all."""
+    next_stored: int
+    """The next sequence that is stored behind the last range; 0 where nothing is."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, shown: Mapping[str, Any]) -> Second:
+        return cls(**shown)
+
+
+@dataclass(frozen=True)
 class Gap:
-    """A closed range of sequences that bronze does not have."""
+    """A closed range of sequences that bronze does not have, and what the leader said about it."""
 
     lifetime: Lifetime
     first: int
     last: int
     cause: str
     detail: str = ""
+    second: Second | None = None
+    next_stored: int = 0
 
 
 def admit(span: Span, reached: int | None) -> Step:
@@ -113,9 +156,8 @@ def check_runs(span: Span, files: Sequence[Written]) -> tuple[Closed, ...]:
     return runs
 
 
-def find_gaps(span: Span, runs: Iterable[Closed], *, has_limits: bool, is_loss_accepted: bool) -> list[Gap]:
-    """What a range does not have. Before the first range of a stream nothing was promised, a cause of its own; what is
-    missing at the beginning of a later one was trimmed, which a person has accepted."""
+def missing(span: Span, runs: Iterable[Closed]) -> list[Closed]:
+    """What of a range is not among the sequences that were written."""
     found: list[Closed] = []
     at = span.first or 1
     for first, last in runs:
@@ -124,17 +166,63 @@ def find_gaps(span: Span, runs: Iterable[Closed], *, has_limits: bool, is_loss_a
         at = last + 1
     if at <= span.last:
         found.append((at, span.last))
-    gaps = [Gap(span.lifetime, *one, _cause(span, one[0], has_limits, is_loss_accepted)) for one in found]
-    is_later = span.lifetime[2] > 0  # the numbers before a later incarnation's first are the earlier one's
-    return [gap for gap in gaps if not (is_later and gap.cause == BEFORE)]
+    return found
 
 
-def _cause(span: Span, first: int, has_limits: bool, is_loss_accepted: bool) -> str:
-    if span.first == 0 and first == 1:
-        return BEFORE
-    if has_limits:
-        return LIMIT
-    return TRIMMED if is_loss_accepted and first == span.first else DELETED
+def asked(span: Span, ranges: Sequence[Closed]) -> list[Closed]:
+    """The ranges that the leader is asked for: not the numbers of an earlier incarnation, whose messages it may still
+    have."""
+    return [one for one in ranges if not _is_earlier(span, one)]
+
+
+def _is_earlier(span: Span, range_: Closed) -> bool:
+    return span.lifetime[2] > 0 and span.first == 0 and range_[0] == 1
+
+
+def find_gaps(span: Span, runs: Iterable[Closed], second: Second | None, *, is_loss_accepted: bool) -> list[Gap]:
+    """What a range does not have, each with its cause. Where the leader was asked for anything else than what is
+    missing now, its answer counts for nothing."""
+    ranges = missing(span, runs)
+    wanted = asked(span, ranges)
+    if second is not None and (second.ranges, second.sequences) != (len(wanted), sizes(wanted)):
+        second = None
+    inside = sizes(one for one in wanted if second is not None and one[1] >= second.first_sequence)
+    detail = "the loss was accepted" if is_loss_accepted else ""
+    found = []
+    for first, last in ranges:
+        is_last = (first, last) == ranges[-1]
+        behind = second.next_stored if second is not None and is_last else last + 1 if second is not None else 0
+        cause = _cause(span, (first, last), second, inside)
+        found.append(Gap(span.lifetime, first, last, cause, detail, second, behind))
+    return found
+
+
+def span_facts(span: Span, rows: int, second: Second | None, *, is_loss_accepted: bool) -> dict[str, Any]:
+    """What a version of bronze says of a range: what `find_gaps` needs again, when silver takes the version in."""
+    name, created_ns, incarnation = span.lifetime
+    return {
+        "stream": name, "created_ns": created_ns, "incarnation": incarnation, "first": span.first, "last": span.last,
+        "accepted": is_loss_accepted, "gaps": rows != span.last - max(span.first, 1) + 1,
+        "second": second.to_dict() if second is not None else None,
+    }  # fmt: skip
+
+
+def sizes(ranges: Iterable[Closed]) -> int:
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def _cause(span: Span, range_: Closed, second: Second | None, inside: int) -> str:
+    first, last = range_
+    if _is_earlier(span, range_):
+        return EARLIER
+    if second is None or last > second.last_sequence:
+        return UNKNOWN
+    if last < second.first_sequence:
+        is_new = span.first == 0 and first == 1
+        return BEFORE if is_new else LIMIT if second.removes_inside else TRIMMED
+    if first < second.first_sequence or second.deleted < inside:
+        return UNKNOWN
+    return LIMIT if second.removes_inside else DELETED
 
 
 @dataclass(frozen=True)
