@@ -14,6 +14,7 @@ from oncewire._ground.contracts.blocks import NO_HASH, NO_STATE
 from oncewire._ground.errors import ContractViolation
 from oncewire.pipeline.auditing import chains, rules, sums
 from oncewire.pipeline.auditing.chains import Hole, Link
+from oncewire.pipeline.auditing.excuses import Ranges
 from oncewire.pipeline.auditing.rules import (
     BUCKET,
     Bucket,
@@ -48,7 +49,7 @@ def link(number: int, sequence: int = 0, **changed: Any) -> Link:
 def walked(
     links: Sequence[Link], confirmed: int = 0, gaps: Sequence[tuple[int, int]] = ()
 ) -> list[tuple[str, str, int]]:
-    found = chains.walk(links, {CHAIN: Hole(confirmed, gaps)})
+    found = chains.walk(links, {CHAIN: Hole(confirmed, Ranges(gaps))})
     return [(one.what, one.problem, one.block) for one in found if one.what != "link"]
 
 
@@ -56,7 +57,7 @@ def walked(
 
 
 def test_blocks_in_order_have_nothing_to_tell_but_what_they_add() -> None:
-    found = list(chains.walk([link(1), link(2)], {CHAIN: Hole(0, ())}))
+    found = list(chains.walk([link(1), link(2)], {CHAIN: Hole(0, Ranges(()))}))
     assert [("link", state(10)), ("link", state(10))] == [(one.what, one.state) for one in found]
 
 
@@ -77,13 +78,19 @@ def test_a_hole_in_a_known_gap_of_the_stream_is_explained() -> None:
     assert [("error", "missing", 5)] == walked(far, confirmed=4, gaps=[(1, 9), (90, 95)])
 
 
+def test_a_gap_explains_as_many_blocks_as_it_covers_sequences() -> None:
+    far = [link(1, 10), link(5, 90)]
+    assert [("error", "missing", 5)] == walked(far, confirmed=4, gaps=[(50, 51)])
+    assert [("note", "in_gap", 5)] == walked(far, confirmed=4, gaps=[(50, 51), (60, 60)])
+
+
 def test_a_block_may_stand_twice_but_not_two_blocks_under_one_number() -> None:
     assert [("note", "republished", 1)] == walked([link(1), link(1, 9), link(2)])
     assert [("error", "forked", 1)] == walked([link(1), link(1, 9, hash=hashed(99)), link(2)])
 
 
 def test_a_chain_whose_beginning_is_gone_is_told_from_its_oldest_block() -> None:
-    first, second = (one for one in chains.walk([link(7), link(8)], {CHAIN: Hole(0, ())}) if one.what == "link")
+    first, second = (one for one in chains.walk([link(7), link(8)], {CHAIN: Hole(0, Ranges(()))}) if one.what == "link")
     assert (b"", state(10)) == (first.state, second.state)
     assert [("note", "begins_later", 7)] == walked([link(7), link(8)])
 

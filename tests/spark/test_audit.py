@@ -203,6 +203,21 @@ def forget_a_gap(agent: FakeAgent) -> int:
     return sequence
 
 
+def record_a_gap_elsewhere(agent: FakeAgent) -> int:
+    """A gap that is known. It excuses nothing but what may have stood in it: no effect of the agents before."""
+    sequence = agent.lake.event("elsewhere", "nobody")
+    agent.lake.gap(EVENTS, sequence, sequence)
+    return sequence
+
+
+def make_up_a_gap(agent: FakeAgent) -> int:
+    """A message is removed, and somebody writes down that the stream did not have it."""
+    agent.lake.silver["runtime"].remove(agent.lake.silver_row("runtime", EVENTS, _first(agent)))
+    agent.lake.gap(EVENTS, _first(agent), _first(agent))
+    agent.lake.gaps[-1] |= dict.fromkeys(("first_sequence", "last_sequence", "messages", "deleted", "limits"))
+    return _first(agent)
+
+
 def lose_an_input(agent: FakeAgent) -> int:
     """The agent calls everything settled, and one input has no outcome."""
     orders = agent.orders(3)
@@ -369,11 +384,12 @@ DAMAGE: dict[str, Damage] = {
     one.__name__: one
     for one in (
         change_a_byte, drop_a_row, double_a_row, drop_a_block, forge_a_block, forge_a_chain, drop_an_effect,
-        forget_a_gap, lose_an_input, settle_twice, change_a_letter, bury_what_is_done, drop_from_silver,
-        double_in_silver, change_in_silver, change_a_payload_in_silver, change_a_tenant_in_silver,
-        change_a_time_in_silver, change_a_block_in_silver, change_a_time_in_bronze, change_a_tenant_in_bronze,
-        change_a_date_in_bronze, change_a_header_in_bronze, drop_from_quarantine, change_in_quarantine,
-        hide_in_quarantine, keep_the_later_copy, drop_other_content_as_a_copy, file_under_another_family,
+        forget_a_gap, record_a_gap_elsewhere, make_up_a_gap, lose_an_input, settle_twice, change_a_letter,
+        bury_what_is_done, drop_from_silver, double_in_silver, change_in_silver, change_a_payload_in_silver,
+        change_a_tenant_in_silver, change_a_time_in_silver, change_a_block_in_silver, change_a_time_in_bronze,
+        change_a_tenant_in_bronze, change_a_date_in_bronze, change_a_header_in_bronze, drop_from_quarantine,
+        change_in_quarantine, hide_in_quarantine, keep_the_later_copy, drop_other_content_as_a_copy,
+        file_under_another_family,
     )
 }  # fmt: skip
 BEFORE: dict[Damage, Callable[[FakeAgent], int]] = {
@@ -485,6 +501,15 @@ def test_a_dropped_effect_is_named_by_its_id(damaged: Damaged) -> None:
 def test_a_gap_without_its_record_is_named(damaged: Damaged) -> None:
     at = damaged.done["forget_a_gap"]
     assert (EVENTS, at, at) in damaged.at("forget_a_gap", "sequences", "missing")
+
+
+def test_a_gap_without_cause_excuses_nothing(damaged: Damaged) -> None:
+    at = damaged.done["make_up_a_gap"]
+    assert [(EVENTS, at, at)] == damaged.at("make_up_a_gap", "sequences", "unknown_gap")
+    assert (EVENTS, at, at) in damaged.at("make_up_a_gap", "sequences", "missing")
+    assert at == damaged.found("make_up_a_gap", "outcomes", "not_in_bronze").first
+    at = damaged.done["record_a_gap_elsewhere"]
+    assert (EVENTS, at, at) not in damaged.at("record_a_gap_elsewhere", "sequences", "missing")
 
 
 def test_an_input_that_nobody_settles_is_lost_not_in_progress(damaged: Damaged) -> None:

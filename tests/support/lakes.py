@@ -75,12 +75,15 @@ class Lake:
         return self.add(EVENTS, f"evt.default.demo.{about}.placed", msgspec.json.encode(body), {MSG_ID: f"in.{name}"})
 
     def gap(self, stream: str, first: int, last: int, cause: str = "deleted") -> None:
-        """Sequences that the stream no longer had."""
+        """Sequences that the stream no longer had, with what it said of them."""
         self.rows = [row for row in self.rows if not (row["stream"] == stream and first <= row["sequence"] <= last)]
+        reached = max(last, self.reached.get(stream, 0))
         self.gaps.append(
             {
                 "stream": stream, "created_ns": CREATED_NS, "incarnation": 0, "first": first, "last": last,
-                "cause": cause, "detail": "", "found_at": self.now,
+                "cause": cause, "detail": "", "found_at": self.now, "asked_at": self.now + timedelta(seconds=first),
+                "next_stored": last + 1, "first_sequence": 1, "last_sequence": reached, "messages": reached,
+                "deleted": last - first + 1, "limits": '{"max_msgs_per_subject": 1}' if cause == "limit" else "{}",
             }
         )  # fmt: skip
 

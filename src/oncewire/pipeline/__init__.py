@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from oncewire._ground.lazy import exports
 
 if TYPE_CHECKING:
+    from oncewire.pipeline.auditing.effects import audit_effects, audit_letters
     from oncewire.pipeline.auditing.frames import (
         audit_chains,
-        audit_effects,
-        audit_letters,
         audit_positions,
         audit_quarantine,
         audit_silver,
@@ -62,8 +61,8 @@ __getattr__ = exports(
     {
         "audit": "oncewire.pipeline.auditing.run",
         "audit_chains": "oncewire.pipeline.auditing.frames",
-        "audit_effects": "oncewire.pipeline.auditing.frames",
-        "audit_letters": "oncewire.pipeline.auditing.frames",
+        "audit_effects": "oncewire.pipeline.auditing.effects",
+        "audit_letters": "oncewire.pipeline.auditing.effects",
         "audit_positions": "oncewire.pipeline.auditing.frames",
         "audit_quarantine": "oncewire.pipeline.auditing.frames",
         "audit_settlements": "oncewire.pipeline.auditing.settlements",

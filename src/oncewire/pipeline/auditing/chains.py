@@ -11,12 +11,13 @@ republished     the same block stands there once more
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from oncewire._ground.contracts.blocks import NO_HASH, NO_STATE
+from oncewire.pipeline.auditing.excuses import Ranges
 from oncewire.pipeline.auditing.rules import Result
 
 
@@ -35,7 +36,7 @@ class Hole(NamedTuple):
     """Why blocks may be missing: what is confirmed must be there, unless a known gap of the stream lies between."""
 
     confirmed: int
-    gaps: Sequence[tuple[int, int]]
+    gaps: Ranges
 
 
 def walk(links: Iterable[Link], holes: Mapping[str, Hole]) -> Iterator[Result]:
@@ -98,7 +99,7 @@ def _hole(before: Link, link: Link, known: Hole) -> Iterator[Result]:
     first, last = before.number + 1, link.number - 1
     low, high = sorted((before.sequence, link.sequence))
     named = {"first": first, "last": last, "amount": last - first + 1}
-    if any(start < high and end > low for start, end in known.gaps):
+    if known.gaps.count(low + 1, high - 1) >= last - first + 1:
         yield _about(link, "note", "chain", "in_gap", **named, detail="they stood in a known gap of LEDGER")
     elif first <= known.confirmed:
         text = f"blocks {first} to {last} are confirmed and not in the lake"

@@ -7,18 +7,17 @@ of narrow rows, by buckets of 65,536 sequences; payloads stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from oncewire._ground.contracts import letters
-from oncewire._ground.contracts.headers import MSG_ID
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire.pipeline.auditing.chains import Hole
+from oncewire.pipeline.auditing.excuses import Ranges
 from oncewire.pipeline.auditing.narrow import DERIVED, FACT, ROW, Derived, Narrow, Sample, check_buckets
 from oncewire.pipeline.auditing.rules import BUCKET, RESULT, Lifetime, Reader, agent_of, bucket_of
-from oncewire.pipeline.auditing.workers import BLOCK, compare_sums, read_blocks, walk_chains
+from oncewire.pipeline.auditing.workers import BLOCK, compare_sums, judge_gaps, read_blocks, walk_chains
 from oncewire.pipeline.families import Families
 from oncewire.pipeline.tables import CONFLICT, QUARANTINE, RAW
 
@@ -26,14 +25,14 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 LEDGER = "LEDGER"
-EFFECT_PREFIXES = ("fx.", "sha256:")
-"""Of ids that effects have; the second is that of a message on `sr.>`, whoever sent it."""
 PLACE = ("stream", "created_ns", "incarnation")
 _RESULT_COLUMNS = [one.split(" ") for one in RESULT.split(", ")]
 _NOTHING = {"string": "''", "long": "0L", "int": "0", "binary": "X''"}
 
 Cut = Mapping[Lifetime, int]
 """Up to which sequence bronze has each lifetime of a stream."""
+Keep = Callable[["DataFrame"], "DataFrame"]
+"""Given a frame that is used several times, to be cached as the caller likes."""
 
 
 def newest(cut: Cut) -> dict[str, int]:
@@ -83,6 +82,29 @@ def below(frame: DataFrame, cut: Cut, newest: Cut) -> DataFrame:
     known = frame.sparkSession.createDataFrame(rows, "stream string, created_ns long, incarnation int, r long, n long")
     waits = sf.expr("coalesce(sequence > r and sequence <= n, false)")
     return frame.join(sf.broadcast(known), list(PLACE), "left").where(~waits).select(*frame.columns)
+
+
+# ---- gaps
+
+_FIGURES = ("cause", "next_stored", "first_sequence", "last_sequence", "deleted", "limits")
+_GAP = "stream string, created_ns long, incarnation int, first long, last long, cause string, is_known boolean"
+
+
+def judged_gaps(gaps: DataFrame) -> DataFrame:
+    """Gaps with whether they are known: whether what the stream's leader said bears out their cause."""
+    inside = "sum(if(cause in ('deleted', 'limit') and first >= first_sequence, last - first + 1, 0L))"
+    batch = f"partition by {', '.join(PLACE)}, asked_at"
+    rows = gaps.selectExpr(*PLACE, "first", "last", *_FIGURES, f"{inside} over ({batch}) as inside")
+    return rows.mapInArrow(judge_gaps, _GAP)
+
+
+def audit_gaps(judged: DataFrame) -> DataFrame:
+    """A gap whose cause is not known excuses nothing."""
+    return result(
+        judged.where("not is_known"), "error", "sequences", "unknown_gap", stream="stream", created_ns="created_ns",
+        incarnation="incarnation", first="first", last="last", amount="last - first + 1",
+        detail="concat('the cause that is recorded (', cause, ') is not borne out by what the stream said')",
+    )  # fmt: skip
 
 
 # ---- blocks and chains
@@ -136,7 +158,7 @@ def audit_chains(found: DataFrame, gaps: DataFrame, cut: Cut, asked: Collection[
         sf.max(sf.when(sf.expr(f"not exists(confirmed, c -> {beyond})"), sf.col("confirmed_block"))).alias("horizon"),
     )
     heads = {row.chain: row for row in told.collect()}
-    ledger_gaps = [(row.first, row.last) for row in gaps.where(f"stream = '{LEDGER}'").collect()]
+    ledger_gaps = Ranges([(row.first, row.last) for row in gaps.where(f"stream = '{LEDGER}'").collect()])
     holes = {chain: Hole(row.confirmed or 0, ledger_gaps) for chain, row in heads.items()}
     links = (
         read.select("chain", "number", "previous", "hash", "state", "sequence")
@@ -439,141 +461,3 @@ def audit_quarantine(bronze: DataFrame, quarantine: DataFrame) -> DataFrame:
         incarnation="incarnation", first="sequence", last="sequence", amount="1L",
         detail="'quarantine says something else than bronze'",
     )  # fmt: skip
-
-
-# ---- effects and letters
-
-
-def audit_effects(bronze: DataFrame, once: DataFrame, gaps: DataFrame, chains: Chains, cut: Cut) -> DataFrame:
-    """Every effect of a confirmed block stands in bronze at least once. A second copy was published again: readers drop
-    it by its id."""
-    from pyspark.sql import functions as sf
-
-    spark = bronze.sparkSession
-    known = spark.createDataFrame(list(chains.horizons.items()) or [("", 0)], "chain string, horizon long")
-    effects = once.join(sf.broadcast(known), "chain").select(
-        "chain", "number", "horizon", sf.explode("effects").alias("e")
-    )
-    wanted = effects.where("number <= horizon").selectExpr("e.id as id", "e.target as target", "chain", "number")
-    is_effect = " or ".join(f"startswith(id, '{one}')" for one in EFFECT_PREFIXES)
-    copies = bronze.select(header(MSG_ID).alias("id")).where(is_effect)
-    counted = copies.groupBy("id").agg(sf.count("*").alias("copies"))
-    joined = wanted.join(counted, "id", "left").withColumn("seen", sf.expr(_sight(gaps, cut)))
-    tally = joined.selectExpr(
-        "chain",
-        "case when copies = 1 then 'once' when copies > 1 then 'republished' else seen end as problem",
-    )
-    lost = joined.where("copies is null and seen = 'missing'")
-    return union(
-        [
-            result(
-                lost, "error", "effects", "missing", stream="target", chain="chain", block="number", id="id",
-                amount="1L", detail="'confirmed, and not in bronze'",
-            ),
-            result(
-                tally.where("problem != 'missing'").groupBy("chain", "problem").count(), "count", "effects", "",
-                chain="chain", amount="count",
-            ),
-            result(
-                effects.where("number > horizon").groupBy("chain").count(), "count", "effects", "pending",
-                chain="chain", amount="count",
-            ),
-        ]
-    )  # fmt: skip
-
-
-def _bytes(value: bytes) -> str:
-    return f"X'{value.hex()}'"
-
-
-def _sight(gaps: DataFrame, cut: Cut) -> str:
-    """What it means that an effect is not in bronze, by its target: nobody sees into a stream that is not in the lake,
-    and where messages are missing by a known cause it may have been among them."""
-    holed = {row.stream for row in gaps.select("stream").distinct().collect() if row.stream in newest(cut)}
-    seen = set(newest(cut))
-
-    def among(streams: set[str]) -> str:
-        return f"target in ({', '.join(literal(one) for one in sorted(streams))})" if streams else "false"
-
-    return (
-        f"case when not ({among(seen)}) then 'out_of_sight' "
-        f"when {among(holed)} then 'perhaps_in_gap' else 'missing' end"
-    )
-
-
-def audit_letters(bronze: DataFrame, once: DataFrame, gaps: DataFrame, cut: Cut) -> DataFrame:
-    """Every dead letter has its origin, byte for byte, and no agent calls that one done."""
-    from pyspark.sql import functions as sf
-
-    named = {
-        "origin": header(letters.STREAM),
-        "origin_created_ns": header(letters.CREATED).try_cast("long"),
-        "origin_sequence": header(letters.SEQUENCE).try_cast("long"),
-        "consumer": header(letters.CONSUMER),
-        "body": header(letters.PAYLOAD),
-        "injected": header(letters.INJECTED),
-        "id": header(MSG_ID),
-    }
-    found = bronze.where("startswith(subject, 'dlq.')").withColumns(named)
-    place = {"stream": "stream", "created_ns": "created_ns", "incarnation": "incarnation", "first": "sequence"}
-    real = found.where("injected is null")
-    spark = bronze.sparkSession
-    limits = spark.createDataFrame(
-        [(*lifetime[:2], reached) for lifetime, reached in cut.items()] or [("", 0, 0)],
-        "origin string, origin_created_ns long, reached long",
-    )
-    limits = limits.groupBy("origin", "origin_created_ns").agg(sf.max("reached").alias("reached"))
-    originals = bronze.selectExpr(
-        "stream as origin", "created_ns as origin_created_ns", "sequence as origin_sequence", "payload as original"
-    )
-    holes = gaps.selectExpr("stream as g_stream", "created_ns as g_created", "first as g_first", "last as g_last")
-    in_hole = sf.expr(
-        "g_stream = origin and g_created = origin_created_ns and origin_sequence between g_first and g_last"
-    )
-    there = originals.join(sf.broadcast(real.select(*_ORIGIN).distinct()), _ORIGIN)
-    there = there.selectExpr(*_ORIGIN, "sha2(original, 256) as digest", "true as is_there")
-    judged = (
-        real.join(sf.broadcast(limits), ["origin", "origin_created_ns"], "left")
-        .join(there, _ORIGIN, "left")
-        .join(sf.broadcast(holes), in_hole, "left")
-        .withColumn("problem", sf.expr(_LETTER))
-    ).persist()
-    claimed = claims(once).selectExpr(
-        "stream as origin", "created_ns as origin_created_ns", "consumer", "first as c_first", "last as c_last",
-        "outcome", "number", "chain",
-    )  # fmt: skip
-    contradicted = judged.join(claimed, ["origin", "origin_created_ns", "consumer"]).where(
-        "origin_sequence between c_first and c_last and outcome in ('done', 'duplicate', 'passed')"
-    )
-    origin = "concat(origin, ' ', origin_sequence, ' for ', consumer)"
-    bad = judged.where("problem in ('no_origin', 'other_bytes')")
-    return union(
-        [
-            result(
-                bad, "error", "letters", "", **place, last="sequence", id="id", amount="1L",
-                detail=origin,
-            ),
-            result(
-                contradicted, "error", "letters", "contradicted", **place, last="sequence", id="id", chain="chain",
-                block="number", amount="1L", detail=f"concat({origin}, ' is ', outcome, ' in block ', number)",
-            ),
-            result(
-                judged.where("problem not in ('no_origin', 'other_bytes')").groupBy("problem").count(), "count",
-                "letters", "", amount="count",
-            ),
-            result(
-                found.where("injected is not null").groupBy().count().where("count > 0"), "count", "letters",
-                "injected", amount="count",
-            ),
-        ]
-    )  # fmt: skip
-
-
-_ORIGIN = ["origin", "origin_created_ns", "origin_sequence"]
-_LETTER = """case
-    when is_there and body is null and digest != sha2(payload, 256) then 'other_bytes'
-    when is_there then 'with_origin'
-    when reached is null then 'out_of_sight'
-    when origin_sequence > reached then 'pending'
-    when g_stream is not null then 'in_gap'
-    else 'no_origin' end"""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
-from oncewire.pipeline.auditing import frames, known, settlements, sums
+from oncewire.pipeline.auditing import effects, frames, known, settlements, sums
 from oncewire.pipeline.auditing.explain import explained
 from oncewire.pipeline.auditing.intact import Intact, check_files
 from oncewire.pipeline.auditing.narrow import Sample
@@ -200,7 +200,8 @@ def _results(
     spark = bronze.sparkSession
     ranges = "stream string, created_ns long, incarnation int, first long, last long"
     lost = spark.createDataFrame([(*place, low, high) for place, low, high in intact.lost("bronze")], ranges)
-    known_gaps = found["gaps"].select(*lost.columns) if "gaps" in found else lost.limit(0)
+    judged = kept(frames.judged_gaps(found["gaps"])) if "gaps" in found else None
+    known_gaps = judged.where("is_known").select(*lost.columns) if judged is not None else lost.limit(0)
     gaps = known_gaps.union(lost) if intact.unread else known_gaps
     silver = {name: found[table.name] for name, table in tables.SILVER.items() if table.name in found}
     quarantine = found.get("quarantine")
@@ -219,9 +220,11 @@ def _results(
         chains.results,
         positions,
         frames.audit_sums(positions, once, chains),
-        frames.audit_effects(bronze, once, gaps, chains, cut),
-        frames.audit_letters(bronze, once, gaps, cut),
+        effects.audit_effects(bronze, once, gaps, chains, cut, keep=kept),
+        effects.audit_letters(bronze, once, gaps, cut, keep=kept),
     ]
+    if judged is not None:
+        results.append(frames.audit_gaps(judged))
     if is_derived:
         results.append(frames.audit_silver(positions, silver))
     if quarantine is not None:

@@ -16,7 +16,7 @@ from oncewire._ground.contracts.broker import DEAD_PREFIX
 from oncewire._ground.contracts.topics import RECORDS
 from oncewire.pipeline import settled
 from oncewire.pipeline.auditing import partitions
-from oncewire.pipeline.auditing.frames import Cut, result, union
+from oncewire.pipeline.auditing.frames import Cut, Keep, result, union
 from oncewire.pipeline.auditing.partitions import Record
 from oncewire.pipeline.auditing.rules import RESULT
 from oncewire.pipeline.auditing.workers import RESULT_SCHEMA, batches, parts_of, tuples
@@ -39,9 +39,6 @@ def messages_of(bronze: DataFrame) -> DataFrame:
 def records_of(bronze: DataFrame) -> DataFrame:
     """What owners of partitions decided, read from its bytes."""
     return silver(bronze.where("startswith(subject, 'broker_records.')"), "broker_record")
-
-
-Keep = Callable[["DataFrame"], "DataFrame"]
 
 
 def audit_settlements(
@@ -125,7 +122,7 @@ _TOLD: Final = (
 _MESSAGE_OF = """case when times = 0 or is_there then null when reached is null then 'out_of_sight'
     when offset + 1 > reached then 'pending' when g_stream is not null then 'in_gaps' else 'no_message' end"""
 _LETTER_OF = f"""case when burials = 0 then null when has_letter then 'with_letter'
-    when is_holed then 'letter_perhaps_in_gap' when grave_at > buried_at + {LETTER_SLACK} then 'no_letter'
+    when unburied <= holed then 'letter_perhaps_in_gap' when grave_at > buried_at + {LETTER_SLACK} then 'no_letter'
     else 'letter_pending' end"""
 
 
@@ -145,6 +142,7 @@ def _settlements(
     holes = gaps.selectExpr("stream as g_stream", "created_ns as g_created", "first as g_first", "last as g_last")
     in_hole = "g_stream = stream and g_created = created_ns and offset + 1 between g_first and g_last"
     letters, graves = _letters(messages, topics, gaps)
+    alike = "partition by of_tenant, topic, burials > 0 and has_letter is null order by partition, offset"
     whole = (
         told.join(sf.broadcast(_reached(topics, cut)), "number", "left")
         .join(known, ["stream", "created_ns", "partition", "offset"], "left")
@@ -152,13 +150,15 @@ def _settlements(
         .join(sf.broadcast(unmade), [*settled.PARTITION, "group"], "left")
         .join(letters, ["of_tenant", "topic", "partition", "offset"], "left")
         .join(sf.broadcast(graves), ["of_tenant", "topic"], "left")
+        .selectExpr("*", f"row_number() over ({alike}) as unburied")
     )
     problems = f"if(times > 1, 'two_outcomes', null), if(is_unmade, 'unknown_group', null), {_MESSAGE_OF}, {_LETTER_OF}"
     return whole.selectExpr(*_TOLD, f"explode(array_compact(array({problems}))) as problem")
 
 
 def _letters(messages: DataFrame, topics: DataFrame, gaps: DataFrame) -> tuple[DataFrame, DataFrame]:
-    """Which messages have a dead letter, and how far the letters of each topic were read."""
+    """Which messages have a dead letter, how far the letters of each topic were read, and how many of them may have
+    stood in known gaps."""
     from pyspark.sql import functions as sf
 
     owners = topics.selectExpr("stream", "created_ns", "tenant as of_tenant")
@@ -167,12 +167,12 @@ def _letters(messages: DataFrame, topics: DataFrame, gaps: DataFrame) -> tuple[D
         "of_tenant", "original_topic as topic", "original_partition as partition", "original_offset as offset",
         "true as has_letter",
     ).distinct()  # fmt: skip
-    holed = gaps.select("stream").distinct().withColumn("is_holed", sf.lit(True))
+    holed = gaps.groupBy("stream").agg(sf.expr("sum(last - first + 1)").alias("holed"))
     graves = (
         dead.selectExpr("of_tenant", f"substr(topic, {len(DEAD_PREFIX) + 1}) as topic", "stream", "timestamp")
         .join(sf.broadcast(holed), "stream", "left")
         .groupBy("of_tenant", "topic")
-        .agg(sf.max("timestamp").alias("grave_at"), sf.max("is_holed").alias("is_holed"))
+        .agg(sf.max("timestamp").alias("grave_at"), sf.max("holed").alias("holed"))
     )
     return letters, graves
 

@@ -14,6 +14,7 @@ from oncewire._ground.contracts import headers as names
 from oncewire._ground.contracts.blocks import Announcement, Inputs, Outcome
 from oncewire._ground.errors import ContractViolation
 from oncewire.pipeline.auditing.chains import Hole, Link, walk
+from oncewire.pipeline.auditing.excuses import bears_out
 from oncewire.pipeline.auditing.rules import RESULT, chain_name, lifetime_of
 from oncewire.pipeline.auditing.sums import Part, compare
 
@@ -210,6 +211,14 @@ def walk_chains(holes: Mapping[str, Hole]) -> Callable[[Iterator[pa.RecordBatch]
         yield from batches(walk(links, holes), RESULT_SCHEMA)
 
     return work
+
+
+def judge_gaps(found: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Over gaps: `excuses.bears_out`."""
+    for batch in found:
+        rows = pa.Table.from_batches([batch])
+        known = rows.select(["stream", "created_ns", "incarnation", "first", "last", "cause"])
+        yield from known.append_column("is_known", bears_out(rows)).to_batches()
 
 
 def parts_of(found: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
