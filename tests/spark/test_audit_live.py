@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,22 +83,32 @@ def test_the_command_says_what_is_wrong_keeps_it_and_shows_it(tmp_path: Path) ->
     lake.derive()
     lake.drop(EVENTS, 2)
     lake.write()
-    audited = command("audit", "--json", "--lake", str(lake.path), "--master", "local[1]")
+    named = ("--lake", str(lake.path), "--data", str(tmp_path))
+    audited = command("audit", "--json", *named, "--master", "local[1]")
     assert 1 == audited.returncode, audited.stderr
     told = json.loads(audited.stdout)
+    assert [] == told["compared_ms"]
     assert {("sequences", "missing", 2), ("outcomes", "not_in_bronze", 2)} <= {
         (one["check"], one["problem"], one.get("first")) for one in told["findings"]
     }
     (file,) = (lake.path / "silver" / "ledger").glob("*.parquet")
     file.unlink()
-    audited = command("audit", "--json", "--lake", str(lake.path), "--master", "local[1]")
+    (record,) = (tmp_path / "audits").glob("lake-*.json")
+    assert 1 == len(last_verdicts(lake.path, 5))
+    shutil.rmtree(lake.path / "gold" / "audits")  # what the lake itself remembers goes
+    audited = command("audit", "--json", *named, "--master", "local[1]")
     assert 4 == audited.returncode, audited.stderr
-    assert ("files", "missing", "silver/ledger") in {
-        (one["check"], one["problem"], one.get("table")) for one in json.loads(audited.stdout)["findings"]
+    again = json.loads(audited.stdout)
+    assert {("files", "missing", "silver/ledger"), ("tables", "missing", "gold/audits")} <= {
+        (one["check"], one["problem"], one.get("table")) for one in again["findings"]
     }
-    assert 2 == len(last_verdicts(lake.path, 5))
+    assert [told["at_ms"]] == again["compared_ms"]
+    assert 1 == len(last_verdicts(lake.path, 5))
+    kept = json.loads(record.read_text())
+    assert again["known"]["chains"] == kept["chains"]
+    assert "gold/audits" in [log["table"] for log in kept["logs"]]
     out = tmp_path / "report.html"
-    assert 0 == command("report", "--lake", str(lake.path), "--out", str(out)).returncode
+    assert 0 == command("report", *named, "--out", str(out)).returncode
     assert "findings" in out.read_text()
 
 

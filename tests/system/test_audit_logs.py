@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 from msgspec.structs import replace
 
-from oncewire._ground.errors import NotFound
+from oncewire._ground.errors import NotFound, Refused
 from oncewire.pipeline.auditing.known import remembered
 from oncewire.pipeline.auditing.opened import Told, look_back, open_lake
 from oncewire.pipeline.auditing.run import keep_verdict
@@ -183,6 +183,8 @@ def test_a_change_stays_known_until_a_person_accepts_it(path: Path) -> None:
     version = table(path, "bronze").version()
     known = seen(path)
     assert [("tables", "changed_outside", "bronze")] == named(look(path, known)), "no later audit forgets it"
+    with pytest.raises(Refused, match="no version that is not the pipeline's is bronze@99"):
+        look(path, known, accepted=(f"bronze@{version}", "bronze@99"))
     told = look(path, known, accepted=(f"bronze@{version}",))
     assert [] == told.findings
     assert ["changed_outside"] == [one.problem for one in told.notes]

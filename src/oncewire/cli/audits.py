@@ -24,18 +24,26 @@ SETTINGS = ("data", "lake", "checkpoints", "topology_files")
     help="Maximum number of findings to list.",
 )  # fmt: skip
 @click.option("--deep", "is_deep", is_flag=True, help="Read every message with the audit's own reader too; slow.")
+@click.option(
+    "--accept", "accepted", multiple=True, metavar="TABLE@VERSION",
+    help="Accept a version that is not the pipeline's: you have looked at it. May be given several times.",
+)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0), help="Repeat the sample of an earlier audit.")
-@face.setting_options(*SETTINGS, "master")
+@face.setting_options(*SETTINGS, "master", "pipeline_audit_record")
 @face.command
-def audit(*, findings_max: int, is_deep: bool, seed: int | None, as_json: bool, **flags: Any) -> None:
+def audit(
+    *, findings_max: int, is_deep: bool, accepted: tuple[str, ...], seed: int | None, as_json: bool, **flags: Any
+) -> None:
     """Prove from the lake that nothing was lost, doubled or changed. The verdict is kept in gold/audits.
 
     \b
     Examples:
       oncewire pipeline audit
       oncewire pipeline audit --lake /srv/lake --json
+      oncewire pipeline audit --deep --pipeline-audit-record /backup/lake-audits.json
     \b
     It looks at what bronze and silver have taken in and prints that cut; what lies above is pending.
+    What it saw is also kept outside the lake, in pipeline.audit_record, and the next audit must find it.
     Exit code 1 when something is wrong, with the positions and ids; 4 when files of the lake are missing or
     damaged, so that the rest alone was audited. The verdict is kept in every case.
     """
@@ -44,10 +52,13 @@ def audit(*, findings_max: int, is_deep: bool, seed: int | None, as_json: bool, 
     settings = face.load_here(flags).settings
     require_spark()
     from oncewire.pipeline.auditing import run, verdict
+    from oncewire.pipeline.auditing.record import Record, default_record
     from oncewire.pipeline.tables import open_table
 
     lake = lake_of(settings)
     open_table(lake.place, "bronze")  # before Java starts
+    record = Record(settings.pipeline_audit_record or default_record(settings.data, lake.place), lake.place)
+    known = record.read()
     spark = session(settings)
     try:
         found = run.audit(
@@ -58,15 +69,18 @@ def audit(*, findings_max: int, is_deep: bool, seed: int | None, as_json: bool, 
             findings_max=findings_max,
             is_deep=is_deep,
             seed=seed,
+            earlier=[known] if known is not None else [],
+            accepted=accepted,
         )
     finally:
         spark.stop()
-    run.keep_verdict(lake.place, found)
+    seen = run.keep_verdict(lake.place, found)
     if as_json:
         face.print_json(msgspec.to_builtins(found))
     else:
         for line in verdict.lines(found):
             face.say(line)
+    record.write(seen)
     if not found.is_good:
         raise SystemExit(face.EXIT_CORRUPT if found.unread else face.EXIT_NOT_WELL)
 

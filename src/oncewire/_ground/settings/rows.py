@@ -209,6 +209,11 @@ class Settings:
     pipeline_gold_every_s: int = number(
         60, "pipeline.gold_every_s", "How often gold is computed anew while the pipeline runs.", 1, 2**31
     )
+    pipeline_audit_record: str = text(
+        "",
+        "pipeline.audit_record",
+        "File or s3:// object outside the lake that keeps what audits saw of it; else in `audits` of the data folder.",
+    )
     pipeline_retention_hours: int = number(168, "pipeline.retention_hours", "Replaced files go after this.", 1, 2**20)
 
     ledger_keep_s: int = setting(

@@ -8,11 +8,10 @@ loss must not make the next one forget it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Final
 
 from oncewire.pipeline.auditing.rules import Lifetime
-from oncewire.pipeline.auditing.verdict import Finding, Head, Known, Log, Outside, Stop
+from oncewire.pipeline.auditing.verdict import Finding, Head, Known, Log, Outside, Stop, shown
 
 
 def remembered(earlier: Sequence[Known], now: Known, broken: Collection[str]) -> Known:
@@ -118,7 +117,3 @@ def changed_outside(changes: Iterable[Outside]) -> Iterable[Finding]:
         detail += f"files of {removed} rows and added files of {change.rows_added:,}"
         count = max(change.rows_removed or 0, change.rows_added)
         yield Finding("tables", "changed_outside", table=change.table, detail=detail, count=count)
-
-
-def shown(at_ms: int) -> str:
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from oncewire._ground.errors import Corrupt, NotFound
+from oncewire._ground.errors import Corrupt, NotFound, Refused
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import known as knowing
 from oncewire.pipeline.auditing.rules import Lifetime
@@ -51,11 +51,11 @@ class Opened:
 
     @property
     def logs(self) -> dict[str, Log]:
-        found = {}
-        for name, handle in sorted(self.handles.items()):
-            entry = history.entry_hash(handle, handle.version())
-            found[name] = Log(name, str(handle.metadata().id), handle.version(), entry)
-        return found
+        return {name: log_of(name, handle) for name, handle in sorted(self.handles.items())}
+
+
+def log_of(name: str, table: DeltaTable) -> Log:
+    return Log(name, str(table.metadata().id), table.version(), history.entry_hash(table, table.version()))
 
 
 def open_lake(lake: str | Path | Place) -> Opened:
@@ -117,6 +117,8 @@ def look_back(opened: Opened, earlier: Sequence[Known], accepted: Collection[str
         if walk.unseen and earlier:
             detail = f"its log no longer has {walk.unseen} versions that came since the last audit"
             notes.append(Finding("tables", "unseen", table=name, detail=detail, count=walk.unseen))
+    if unknown := set(accepted) - {f"{change.table}@{change.version}" for change in changes.values()}:
+        raise Refused(f"no version that is not the pipeline's is {min(unknown)}", hint="The findings name them.")
     told = [_accept(change, accepted) for _, change in sorted(changes.items())]
     findings = [Finding("tables", "unreadable", table=name, detail=why) for name, why in opened.broken.items()]
     for known in earlier:

@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from msgspec.structs import replace
+
 from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
@@ -22,7 +24,7 @@ from oncewire.pipeline.auditing import effects, frames, known, settlements, sums
 from oncewire.pipeline.auditing.explain import explained
 from oncewire.pipeline.auditing.intact import Intact, check_files
 from oncewire.pipeline.auditing.narrow import Sample
-from oncewire.pipeline.auditing.opened import Opened, Told, look_back, open_lake
+from oncewire.pipeline.auditing.opened import Opened, Told, log_of, look_back, open_lake
 from oncewire.pipeline.auditing.verdict import (
     Chain,
     Count,
@@ -105,6 +107,7 @@ def audit(
         unread=sum(len(files) for files in intact.unread.values()),
         seed=sample.seed,
         one_in=sample.one_in,
+        compared_ms=[one.at_ms for one in records],
     )
 
 
@@ -262,8 +265,8 @@ def _findings(results: DataFrame, what: str, limit: int) -> list[Finding]:
 # ---- kept verdicts
 
 
-def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> None:
-    """One more row of gold/audits."""
+def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> Known:
+    """One more row of gold/audits. What is known of the lake then, that table included, to be kept elsewhere too."""
     import pyarrow as pa
 
     at = datetime.fromtimestamp(verdict.at_ms / 1_000, UTC)
@@ -280,6 +283,8 @@ def keep_verdict(lake: str | Path | Place, verdict: Verdict) -> None:
     rows = pa.Table.from_pylist([row], AUDITS.schema)
     written = list(files.write_files(home.root(AUDITS), AUDITS, str(verdict.at_ms), rows, is_partitioned=False))
     home.commit_all(handle, AUDITS, written, {})
+    logs = [log for log in verdict.known.logs if log.table != AUDITS.name]
+    return replace(verdict.known, logs=[*logs, log_of(AUDITS.name, home.open(AUDITS))])
 
 
 def last_verdicts(lake: str | Path | Place, count: int = 1) -> list[Verdict]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -153,6 +154,8 @@ class Verdict(msgspec.Struct, frozen=True):
     seed: int = 0
     one_in: int = 1
     """One message in so many was read by the audit's own reader too, picked by the seed."""
+    compared_ms: list[int] = []
+    """When the audits ran that this one was compared with."""
 
     def counted(self, check: str, name: str, of: str | None = None) -> int:
         return sum(
@@ -163,6 +166,10 @@ class Verdict(msgspec.Struct, frozen=True):
     def pending(self) -> int:
         """Inputs in progress, and what blocks say about positions above the cut."""
         return sum(one.count for one in self.counts if one.name in PENDING)
+
+
+def shown(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def write_verdict(verdict: Verdict) -> bytes:
@@ -188,6 +195,8 @@ def lines(verdict: Verdict) -> Iterable[str]:
         yield f"  {len(topics):,} topics up to {sum(stop.sequence for stop in topics):,} messages"
     for chain in verdict.chains:
         yield f"  {chain.chain} up to block {chain.last:,}, effects up to block {chain.confirmed:,}"
+    times = ", ".join(f"{shown(at_ms)}" for at_ms in sorted(set(verdict.compared_ms)))
+    yield f"compared with the audits of {times}" if times else "compared with no earlier audit"
     if verdict.one_in > 1:
         yield f"one message in {verdict.one_in:,} was read twice, by the seed {verdict.seed} (--deep reads all twice)"
     for check, promise in CHECKS.items():

@@ -118,6 +118,9 @@ class Bucket:
         with self._asking(), self._store.open_output_stream(self._path) as file:
             file.write(content)
 
+    def replace(self, content: bytes) -> None:
+        self.store(content)
+
     def read(self) -> bytes:
         with self._asking(), self._store.open_input_stream(self._path) as file:
             return bytes(file.read())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from oncewire._ground.errors import Refused
-from oncewire._ground.files import make_folder, open_private, owner_only, sync_folder
+from oncewire._ground.files import make_folder, open_private, owner_only, sync_folder, write_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,6 +96,13 @@ class Folder:
         sync_folder(path.parent)
         if path.parent.name.startswith("date="):
             sync_folder(path.parent.parent)
+
+    def replace(self, content: bytes) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(self._path, content, 0o644)
+        except OSError as error:
+            raise Refused(f"{self._path} cannot be written: {error.strerror}") from None
 
     def read(self) -> bytes:
         return self._path.read_bytes()

@@ -70,6 +70,9 @@ class Place(Protocol):
     def store(self, content: memoryview | bytes) -> None:
         """The file, whole and durable, under its name."""
 
+    def replace(self, content: bytes) -> None:
+        """The file, whole and durable, whatever stood under its name."""
+
     def read(self) -> bytes:
         """FileNotFoundError."""
 
