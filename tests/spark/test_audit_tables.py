@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -85,6 +87,35 @@ def test_chains_that_an_audit_has_seen_must_be_there(spark: SparkSession, tmp_pa
         (one.problem, one.chain, one.block) for one in verdict.findings if one.check == "known"
     ]
     assert known.chains == verdict.known.chains, "what is missing stays known"
+
+
+def test_counts_of_gold_that_are_changed_do_not_follow_from_silver(spark: SparkSession, tmp_path: Path) -> None:
+    """In place, behind the log's back, and by a commit; a row is dropped besides."""
+    lake = worked(tmp_path)
+    lake.go_on("BILLING")
+    Gold(spark, Tables(tmp_path)).refresh(open_table(tmp_path, "bronze").version() - 1)
+    good = audit(spark, tmp_path)
+    assert ([], 20) == (good.findings, good.counted("gold", "rows", "gold/steps"))
+    change_in_place(tmp_path / "gold" / "health", messages=1)
+    DeltaTable(str(tmp_path / "gold" / "consumers")).update(updates={"done": "7"})
+    DeltaTable(str(tmp_path / "gold" / "steps")).delete(f"stream = '{EVENTS}' and sequence = 3")
+    verdict = audit(spark, tmp_path)
+    assert {("files", "gold/health"), ("tables", "gold/consumers"), ("tables", "gold/steps")} == {
+        (one.check, one.table) for one in verdict.findings if one.table
+    }
+    found = sorted((one.problem, one.detail.split()[0]) for one in verdict.findings if one.check == "gold")
+    assert [("differs", "gold/consumers"), ("differs", "gold/health"), ("missing", "gold/steps")] == found
+
+
+def change_in_place(table: Path, **values: Any) -> None:
+    """The first row of a table's largest file says something else; nobody tells the log."""
+    file = max(table.glob("*.parquet"), key=lambda path: path.stat().st_size)
+    rows = pq.read_table(file)
+    for name, value in values.items():
+        field = rows.schema.field(name)
+        changed = pa.array([value, *rows[name].to_pylist()[1:]], field.type)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, changed)
+    pq.write_table(rows, file, row_group_size=1 << 20)
 
 
 @pytest.mark.faults

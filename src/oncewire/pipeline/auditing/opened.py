@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
+import msgspec
 
 from oncewire._ground.errors import Corrupt, NotFound, Refused
 from oncewire.pipeline import tables
@@ -45,6 +45,12 @@ class Opened:
     broken: Mapping[str, str]
     """Tables whose logs cannot be read, and why."""
 
+    def cut_at(self, version: int) -> Mapping[Lifetime, int] | None:
+        """How far bronze was at a version; None where its log no longer says."""
+        if version >= self.handles[BRONZE.name].version():
+            return self.newest
+        return self.cut if version == self.taken else _high_water(self.place, version)
+
     @property
     def versions(self) -> dict[str, int]:
         return {name: handle.version() for name, handle in sorted(self.handles.items())}
@@ -73,20 +79,18 @@ def open_lake(lake: str | Path | Place) -> Opened:
             broken |= {table.name: error.message} if isinstance(error, Corrupt) else {}
     taken = handles[BATCHES.name].transaction_version(SILVER_APP) if BATCHES.name in handles else None
     newest = tables.high_water(handles[BRONZE.name])
-    return Opened(place_of(lake), handles, taken, _cut(lake, handles[BRONZE.name], taken, newest), newest, broken)
+    is_behind = taken is not None and taken < handles[BRONZE.name].version()
+    cut = _high_water(place_of(lake), taken) if is_behind and taken is not None else None
+    return Opened(place_of(lake), handles, taken, newest if cut is None else cut, newest, broken)
 
 
-def _cut(
-    lake: str | Path | Place, bronze: DeltaTable, taken: int | None, newest: dict[Lifetime, int]
-) -> dict[Lifetime, int]:
-    """How far bronze was when silver took it in last; how far it is now, if its log no longer says."""
-    if taken is None or taken >= bronze.version():
-        return newest
+def _high_water(place: Place, version: int) -> Mapping[Lifetime, int] | None:
+    """How far bronze was at a version; None where its log no longer says."""
     try:
         with translated(BRONZE.name):
-            return tables.high_water(tables.open_table(lake, BRONZE.name, taken))
+            return tables.high_water(tables.open_table(place, BRONZE.name, version))
     except Corrupt:
-        return newest
+        return None
 
 
 # ---- what the logs say
@@ -161,7 +165,7 @@ def _outside(place: Place, name: str, change: history.Change) -> Outside:
 def _accept(change: Outside, accepted: Collection[str]) -> Outside:
     if f"{change.table}@{change.version}" not in accepted:
         return change
-    return replace(change, is_accepted=True)
+    return msgspec.structs.replace(change, is_accepted=True)
 
 
 def _unique(findings: Iterable[Finding]) -> list[Finding]:

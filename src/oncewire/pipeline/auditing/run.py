@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from oncewire._ground.contracts.topics import STREAM_PREFIXES
 from oncewire._ground.errors import NotFound
 from oncewire.pipeline import tables
 from oncewire.pipeline.auditing import effects, frames, known, settlements, sums
+from oncewire.pipeline.auditing.derived import audit_gold
 from oncewire.pipeline.auditing.explain import explained
 from oncewire.pipeline.auditing.intact import Intact, check_files
 from oncewire.pipeline.auditing.narrow import Sample
@@ -37,10 +38,13 @@ from oncewire.pipeline.auditing.verdict import (
     write_verdict,
 )
 from oncewire.pipeline.families import Families
+from oncewire.pipeline.gold.refresh import DERIVED, GOLD_APP
 from oncewire.pipeline.gold.tables import AUDITS
 from oncewire.pipeline.lake import files
 from oncewire.pipeline.lake.log import Lake
 from oncewire.pipeline.lake.place import Place
+from oncewire.pipeline.lake.table import Table
+from oncewire.pipeline.tables import Lifetime
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,7 +55,7 @@ SAMPLE_ROWS: Final = 20_000
 NOTES_MAX: Final = 20
 COUNTS_MAX: Final = 10_000
 _BELOW: Final = ("bronze", "quarantine", *(table.name for table in tables.SILVER.values()))
-_READ: Final = (*_BELOW, "gaps", "topics")
+_READ: Final = (*_BELOW, "gaps", "topics", *(table.name for table in DERIVED))
 
 
 def audit(
@@ -236,9 +240,38 @@ def _results(
         messages, records = kept(settlements.messages_of(bronze)), kept(settlements.records_of(bronze))
         topics = found["topics"]
         results.append(settlements.audit_settlements(messages, records, topics, gaps, cut, group_idle_ms, keep=kept))
+    results += _gold(opened, intact, found)
     parts = int(spark.conf.get("spark.sql.shuffle.partitions") or 200)
     wanted = "what in ('error', 'note', 'count', 'balance')"
     return chains, kept(frames.union(results).where(wanted).coalesce(parts))
+
+
+def _gold(opened: Opened, intact: Intact, found: dict[str, DataFrame]) -> list[DataFrame]:
+    """Gold against silver, for each version of bronze that tables of gold were computed at."""
+    by_version: dict[int, dict[Table, DataFrame]] = {}
+    for table in DERIVED:
+        version = opened.handles[table.name].transaction_version(GOLD_APP) if table.name in found else None
+        if version is not None and table.name not in intact.unread:
+            by_version.setdefault(version, {})[table] = found[table.name]
+    results = []
+    for version, kept in by_version.items():
+        cut = opened.cut_at(version)
+        if cut is None or intact.unread.keys() & {table.name for table in tables.SILVER.values()}:
+            continue
+        silver = {name: _silver_at(opened, found, table, cut) for name, table in tables.SILVER.items()}
+        results.append(audit_gold(kept, silver | {"topics": _silver_at(opened, found, tables.TOPICS, None)}))
+    return results
+
+
+def _silver_at(
+    opened: Opened, found: dict[str, DataFrame], table: Table, cut: Mapping[Lifetime, int] | None
+) -> DataFrame:
+    """The rows of a table as they were at a cut; none of a table that is not there."""
+    if table.name not in found:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return found["bronze"].sparkSession.createDataFrame([], from_arrow_schema(table.schema)).limit(0)
+    return found[table.name] if cut is None else frames.below(found[table.name], cut, opened.newest)
 
 
 def _counts(results: DataFrame) -> list[Any]:

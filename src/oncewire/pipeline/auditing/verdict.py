@@ -24,6 +24,7 @@ CHECKS: Final = {
     "silver": "every envelope is in silver once, in every column as it follows from bronze",
     "readers": "silver's reader and the audit's own read the same",
     "quarantine": "what silver refuses is in quarantine, with the reason",
+    "gold": "the counts of gold follow from silver",
     "letters": "every dead letter has its origin",
     "settlements": "every message of a topic has an outcome per group, or is pending",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -56,21 +56,11 @@ class Gold:
 
     def refresh(self, silver_has: int) -> None:
         """All tables, unless they are as new as silver."""
-        old = [table for table in _DERIVED if self._has(table) < silver_has]
+        old = [table for table in DERIVED if self._has(table) < silver_has]
         if not old:
             return
         silver = {name: self._read(table) for name, table in SILVER.items()} | {"topics": self._read(TOPICS)}
-        runs, steps = frames.lineage(silver)
-        made = {
-            HEALTH: frames.health(silver),
-            CONSUMERS: frames.consumers(silver),
-            DEAD_LETTERS: frames.dead_letters(silver),
-            USAGE: frames.usage(silver),
-            RUNS: runs,
-            STEPS: steps,
-            THROUGHPUT: topics.throughput(silver),
-            OUTCOMES: topics.outcomes(silver),
-        }
+        made = derive(silver)
         for table in old:
             self._replace(table, made[table], silver_has)
 
@@ -92,10 +82,25 @@ class Gold:
             newest.vacuum(KEEP_HOURS, dry_run=False, enforce_retention_duration=False)
 
 
+def derive(silver: Mapping[str, DataFrame]) -> dict[Table, DataFrame]:
+    """Gold as it follows from silver, by family, and from the lake's table of topics (`topics`)."""
+    runs, steps = frames.lineage(silver)
+    return {
+        HEALTH: frames.health(silver),
+        CONSUMERS: frames.consumers(silver),
+        DEAD_LETTERS: frames.dead_letters(silver),
+        USAGE: frames.usage(silver),
+        RUNS: runs,
+        STEPS: steps,
+        THROUGHPUT: topics.throughput(silver),
+        OUTCOMES: topics.outcomes(silver),
+    }
+
+
 _WIDE: Final = ("payload", "body")
 _METERED: Final = ("silver/message", "payload")
 """Columns that gold does not read, but for the one that usage is in."""
-_DERIVED: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, USAGE, RUNS, STEPS, THROUGHPUT, OUTCOMES)
+DERIVED: Final = (HEALTH, CONSUMERS, DEAD_LETTERS, USAGE, RUNS, STEPS, THROUGHPUT, OUTCOMES)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ class Folder:
     def replace(self, content: bytes) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, content, 0o644)
+            write_whole(self._path, content)
         except OSError as error:
             raise Refused(f"{self._path} cannot be written: {error.strerror}") from None
 
