@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from oncewire._ground.contracts import blocks, subjects
 from oncewire._ground.errors import ContractViolation, NotFound, TooLarge
 from oncewire._ground.fields import columns, distinct
-from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream import Client, Outgoing, PubAck, Start
 from oncewire._ground.jetstream import protocol as wire
 from oncewire._ground.jetstream.lookup import find_ids
 from oncewire._ground.jetstream.publish import DEAD_LETTER_RESERVE, Outcome, encode_header, reserve_of
@@ -245,7 +245,7 @@ class Outflow:
             wanted.setdefault((sending.stream, sending.subject), set()).add(sending.id)
         stored: dict[str, PubAck] = {}
         for (stream, subject), ids in wanted.items():
-            stored |= await find_ids(self._client, stream, subject, ids, starts.get(stream, 0) + 1)
+            stored |= await find_ids(self._client, stream, subject, ids, Start(sequence=starts.get(stream, 0) + 1))
         return stored
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from oncewire._ground.contracts import ids, subjects
 from oncewire._ground.errors import Conflict, NotFound, OncewireError
-from oncewire._ground.jetstream import Client, Outgoing, PubAck
+from oncewire._ground.jetstream import Client, Outgoing, PubAck, Start
 from oncewire._ground.jetstream.lookup import find_ids
 from oncewire.dlq import rules
 from oncewire.dlq.rules import Next, Record, State
@@ -163,7 +163,7 @@ class Republisher:
         found: dict[str, Outcome] = {}
         for (stream, subject), part in places.items():
             wanted = {records[copy.letter].replay_id: copy.letter for copy in part}
-            start = min(records[copy.letter].after for copy in part) + 1
+            start = Start(sequence=min(records[copy.letter].after for copy in part) + 1)
             there = await find_ids(self._client, stream, subject, wanted.keys(), start)
             found |= {wanted[id_]: ack for id_, ack in there.items()}
         return found

@@ -13,6 +13,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ from oncewire._ground.jetstream import codes, protocol, stored
 from oncewire._ground.jetstream.connection import Connection, Subscription, each
 from oncewire._ground.jetstream.fast import Ingested, publish_fast
 from oncewire._ground.jetstream.keyvalue import KeyValue
+from oncewire._ground.jetstream.once import find_published
 from oncewire._ground.jetstream.options import OnChange, Options, State, options_from
 from oncewire._ground.jetstream.protocol import Message
 from oncewire._ground.jetstream.publish import PUBLISH_TIMEOUT_S, Outcome, Outgoing, PubAck, Publisher
@@ -144,6 +146,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         expected_last_sequence: int | None = None,
         expected_last_subject_sequence: int | None = None,
+        once: bool | timedelta = False,
         timeout_s: float = PUBLISH_TIMEOUT_S,
         raw: bool = False,
     ) -> PubAck:
@@ -156,6 +159,12 @@ class Client:
         On a subject of the contracts the message is checked as its readers check it, and brings its own id: on `sr.`
         and the platform's subjects its idempotency key, on `evt.` and `cmd.` a hash of key, type and payload. `raw`
         turns both off.
+
+        `once=True` first looks for the id in the stream, so a repeat after the window is not stored either.
+        It costs about eight small requests and a scan of the headers on this subject, which grows with the subject.
+        Raises Refused, and stores nothing, where a look cannot know: on work queues, with limits per subject or times
+        to live, and once the stream has removed messages. `once=timedelta(hours=1)` says that the id is at most an hour
+        old: then only messages that were removed within that hour matter, and the scan goes no further back.
         """
         _refuse_reserved((check_text("publish", "subject", subject),))
         body = encode_payload(payload)
@@ -168,6 +177,10 @@ class Client:
             expected_last_subject_sequence=expected_last_subject_sequence,
             traceparent=_continued(payload, headers),
         )
+        if once is not False:
+            ack = await find_published(self, outgoing, once, timeout_s)
+            if ack is not None:
+                return ack
         return await self.publisher.publish(outgoing, timeout_s)
 
     async def publish_one(

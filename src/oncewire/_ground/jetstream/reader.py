@@ -77,6 +77,8 @@ class Reader:
         self._created = ""
         self.sequence = 0
         """The stream sequence of the last message handed out, 0 before the first."""
+        self.pending = 0
+        """How many stored messages matched behind its position when its consumer was last created."""
         self.restarts = 0
 
     async def __aenter__(self) -> Reader:
@@ -178,7 +180,7 @@ class Reader:
         else:
             config["filter_subject"] = self._subjects[0] if self._subjects else ">"
         body = {"stream_name": self.stream, "config": config, "action": "create"}
-        await self._api(f"CONSUMER.CREATE.{self.stream}.{name}", body)
+        self.pending = (await self._api(f"CONSUMER.CREATE.{self.stream}.{name}", body)).get("num_pending", 0)
         self._expected = 1
         self._pull = Pull(
             self._requests,
