@@ -1,6 +1,6 @@
 """A chat backend in one file: store a question, stream an answer, and follow both as a client does.
 
-Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/chat_backend.py
+Run it beside `oncewire up`, in the same folder:  python examples/chat_backend.py
 """
 
 import asyncio
@@ -11,8 +11,9 @@ import asyncpg
 
 import oncewire
 from oncewire import GatewayClient, outbox, tokens
+from oncewire.embedded import postgres_url
 
-POSTGRES = os.environ["ONCEWIRE_POSTGRES_URL"]
+POSTGRES = postgres_url()
 GATEWAY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:3005")
 
 

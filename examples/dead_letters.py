@@ -1,18 +1,26 @@
-"""Look at dead letters, fix what was wrong, bring them back: the same as `oncewire dlq ls` and `replay`, from code."""
+"""Look at dead letters, fix what was wrong, bring them back: the same as `oncewire dlq ls` and `replay`, from code.
+
+Run it beside `oncewire up`, in the same folder:  python examples/dead_letters.py
+Only the dead-letter service and the operator may write dead letters: a program that does so brings such a key.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import oncewire
 from oncewire.dlq.letters import Filter, group, read_letters
 from oncewire.dlq.replay import Replay, ReplayOptions, inject
 
-SUBJECT = "evt.default.demo.orders.placed"
+SUBJECT = "evt.default.demo.dead-letters.placed"
+KEY = Path(os.environ.get("ONCEWIRE_DATA", ".oncewire"), "nats/keys/operator.nk")  # made by `oncewire up`
+IDENTITY = {"nkey": str(KEY), "inbox_prefix": "_INBOX_operator"} if KEY.exists() else {}
 
 
 async def main() -> None:
-    async with oncewire.connect() as client:
+    async with oncewire.connect(**IDENTITY) as client:
         body = b'{"type": "OrderPlaced", "payload": {"order": 1}}'
         await inject(client, SUBJECT, body, consumer="biller_consumer", cause="TimeoutError: the bank did not answer")
         mine = Filter(consumer="biller_consumer", cause="TimeoutError")

@@ -1,6 +1,6 @@
 """Audit a lake and ask gold a question, in a job of your own: ONCEWIRE_LAKE names the lake's folder.
 
-Beside `oncewire up`: `oncewire pipeline run --once`, then this.
+Beside `oncewire up`, in the same folder: `oncewire pipeline run --once`, then this.
 """
 
 import os

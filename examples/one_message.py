@@ -4,7 +4,7 @@ Run it beside `oncewire up --pipeline`:  python examples/one_message.py
 
     POST /v1/produce          a client's request, with its traceparent
     ─► topic one_message      a worker of the group `agents` hands each message on, under an id made of its place
-    ─► evt.….orders.placed    the agent handles it once: an effect for the events, one for the room
+    ─► evt.….placed           the agent handles it once: an effect for the events, one for the room
     ─► chat.events.…          the gateway delivers it to who is in the room
     ─► the lake               the pipeline has read all of it
 
@@ -32,7 +32,7 @@ from oncewire.pipeline.tables import dataset, open_table
 BROKER = os.environ.get("BROKER_URL", "http://127.0.0.1:8080")
 GATEWAY = os.environ.get("GATEWAY_URL", "http://127.0.0.1:3005")
 LAKE = os.environ.get("LAKE", ".oncewire/lake")
-TOPIC, PLACED, WELCOMED = "one_message", "evt.default.demo.orders.placed", "evt.default.demo.orders.welcomed"
+TOPIC, PLACED, WELCOMED = "one_message", "evt.default.demo.one-message.placed", "evt.default.demo.one-message.welcomed"
 TABLES = ("silver/broker", "silver/runtime", "silver/realtime")
 WAIT_S = 180
 

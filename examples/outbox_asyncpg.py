@@ -1,21 +1,21 @@
 """Commit an order, a message in a conversation and an event for other services in one transaction: asyncpg.
 
-Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/outbox_asyncpg.py
+Run it beside `oncewire up`, in the same folder:  python examples/outbox_asyncpg.py
 """
 
 import asyncio
-import os
 import uuid
 from datetime import UTC, datetime
 
 import asyncpg
 
 from oncewire import new_message, outbox
+from oncewire.embedded import postgres_url
 
 
 async def main() -> None:
     conversation = uuid.uuid4()
-    connection = await asyncpg.connect(os.environ["ONCEWIRE_POSTGRES_URL"])
+    connection = await asyncpg.connect(postgres_url())
     async with connection.transaction():
         await connection.execute("CREATE TABLE IF NOT EXISTS orders (id serial PRIMARY KEY, item text)")
         order = await connection.fetchval("INSERT INTO orders (item) VALUES ('a bicycle') RETURNING id")

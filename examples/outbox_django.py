@@ -1,9 +1,8 @@
 """Commit an order and the message that tells about it in one transaction: Django's `transaction.atomic`.
 
-Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/outbox_django.py
+Run it beside `oncewire up`, in the same folder:  python examples/outbox_django.py
 """
 
-import os
 import uuid
 from urllib.parse import parse_qsl, urlsplit
 
@@ -11,8 +10,9 @@ import django
 from django.conf import settings
 
 from oncewire import outbox
+from oncewire.embedded import postgres_url
 
-address = urlsplit(os.environ["ONCEWIRE_POSTGRES_URL"])
+address = urlsplit(postgres_url())
 database = {
     "ENGINE": "django.db.backends.postgresql",
     "NAME": address.path.lstrip("/"),

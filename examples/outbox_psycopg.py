@@ -1,17 +1,17 @@
 """Commit an order and the message that tells about it in one transaction: psycopg, sync and async.
 
-Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/outbox_psycopg.py
+Run it beside `oncewire up`, in the same folder:  python examples/outbox_psycopg.py
 """
 
 import asyncio
-import os
 import uuid
 
 import psycopg
 
 from oncewire import outbox
+from oncewire.embedded import postgres_url
 
-URL = os.environ["ONCEWIRE_POSTGRES_URL"]
+URL = postgres_url()
 CONVERSATION = uuid.uuid4()
 
 

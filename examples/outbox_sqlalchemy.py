@@ -1,10 +1,9 @@
 """Commit an order and the message that tells about it in one transaction: SQLAlchemy, Session and AsyncSession.
 
-Run it beside `oncewire up`:  ONCEWIRE_POSTGRES_URL=… python examples/outbox_sqlalchemy.py
+Run it beside `oncewire up`, in the same folder:  python examples/outbox_sqlalchemy.py
 """
 
 import asyncio
-import os
 import uuid
 
 from sqlalchemy import create_engine
@@ -12,8 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from oncewire import outbox
+from oncewire.embedded import postgres_url
 
-URL = os.environ["ONCEWIRE_POSTGRES_URL"].replace("postgresql://", "postgresql+psycopg://", 1)
+URL = postgres_url().replace("postgresql://", "postgresql+psycopg://", 1)
 CONVERSATION = uuid.uuid4()
 
 

@@ -100,3 +100,14 @@ async def stored_ids(url: str, stream: str) -> list[str]:
                 await message.ack()
         await sub.unsubscribe()
     return found
+
+
+async def forget_ids(client: Client, stream: str, subject: str) -> None:
+    """Let a stream's duplicate window pass: it is short until an id that came after all others is accepted again."""
+    config = (await client.api(f"STREAM.INFO.{stream}"))["config"]
+    await client.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": 100_000_000})
+    probe = Outgoing(subject, b"{}", unique("probe"))
+    await client.publish_one(probe)
+    while (await client.publish_one(probe)).is_duplicate:
+        pass
+    await client.api(f"STREAM.UPDATE.{stream}", config)

@@ -30,7 +30,6 @@ from tests.support.fakes import Proxy
 from tests.support.scenarios import local_broker
 from tests.support.tls import Authority
 from tests.support.wait import until, within
-from tests.system.test_examples import run_example
 
 KEYED = BrokerEnvelope(idempotency_key="i", tenant_id="acme")
 
@@ -292,18 +291,6 @@ async def test_a_worker_on_a_topic_that_is_not_there_says_so(client: BrokerClien
 
     with pytest.raises(Refused, match="topic does not exist"):
         await within(Worker(client, "none", "g", effect).run())
-
-
-async def test_the_example_charges_each_order_once(port: int) -> None:
-    loop = asyncio.get_running_loop()
-    url = f"http://127.0.0.1:{port}"
-    printed = await loop.run_in_executor(None, lambda: run_example("broker_worker.py", BROKER_URL=url))
-    assert [
-        "refused: topic does not exist (create it first)",
-        "charged o1: 4200 cents (attempt 1)",
-        "charged o2: 990 cents (attempt 1)",
-        "2 acked, lag 0",
-    ] == printed.splitlines()
 
 
 def test_the_public_name_is_the_async_client() -> None:

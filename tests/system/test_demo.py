@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from oncewire.gateway.client import Limits, Token
 from oncewire.gateway.client.fetch import ask
 from tests.support.up import Up, made
 from tests.support.wait import within
-from tests.system.test_examples import run_example
 
 QUICK = Limits(backoff_first_ms=100, backoff_most_ms=1_000)
 
@@ -98,14 +96,6 @@ async def test_what_is_no_message_of_the_page_is_refused(
     body = json.dumps(message(str(uuid.uuid4())) | fields).encode()
     found, _ = await ask("POST", f"{address(up)}/demo/messages", headers=sent, body=body, timeout_s=30.0)
     assert status == found
-
-
-async def test_the_example_of_a_backend_runs_beside_it(up: Up) -> None:
-    environ = {"NATS_URL": up.url("nats"), "ONCEWIRE_POSTGRES_URL": up.url("postgres"), "GATEWAY_URL": address(up)}
-    printed = await asyncio.to_thread(run_example, "chat_backend.py", **environ)
-    assert ["1 user What is once?", "2 assistant You asked: What is once?"] == [
-        line.strip() for line in printed.splitlines()
-    ]
 
 
 async def test_a_question_whose_writer_was_killed_is_answered_once_by_the_next(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from oncewire._ground.errors import NotFound, Refused, TimedOut
 from oncewire._ground.jetstream import Client, lookup
 from oncewire._ground.jetstream.reader import Reader
 from tests.support.nats import NatsServer
+from tests.support.streams import forget_ids
 from tests.support.up import oncewire as command
 
 STREAM: dict[str, Any] = {"name": "EVENTS", "subjects": ["evt.>"], "allow_direct": True}
@@ -29,15 +30,6 @@ async def client(server: NatsServer) -> AsyncIterator[Client]:
         yield connected
 
 
-async def forget_ids(client: Client) -> None:
-    """Let the duplicate window pass: it is short until an id that came after all others is accepted again."""
-    await client.api("STREAM.UPDATE.EVENTS", STREAM | {"duplicate_window": 100_000_000})
-    await client.publish("evt.probe", b"", msg_id="probe")
-    while (await client.publish("evt.probe", b"", msg_id="probe")).is_duplicate:
-        pass
-    await client.api("STREAM.UPDATE.EVENTS", STREAM | {"duplicate_window": 120_000_000_000})
-
-
 async def stored(client: Client, subject: str = ORDER) -> int:
     info = await client.api("STREAM.INFO.EVENTS", {"subjects_filter": subject})
     return int((info["state"].get("subjects") or {}).get(subject, 0))
@@ -45,7 +37,7 @@ async def stored(client: Client, subject: str = ORDER) -> int:
 
 async def test_a_repeat_after_the_window_is_found_and_not_stored(client: Client) -> None:
     first = await client.publish(ORDER, b"1", msg_id="order-1", once=True)
-    await forget_ids(client)
+    await forget_ids(client, "EVENTS", "evt.probe")
     again = await client.publish(ORDER, b"1", msg_id="order-1", once=True)
     assert (False, True) == (first.is_duplicate, again.is_duplicate)
     assert first.sequence == again.sequence
@@ -92,7 +84,7 @@ async def test_a_stream_that_has_removed_messages_knows_young_ids_only(client: C
     assert 2 == await stored(client)
     ack = await client.publish(ORDER, b"1", msg_id="new", once=timedelta(milliseconds=1))
     assert not ack.is_duplicate
-    await forget_ids(client)
+    await forget_ids(client, "EVENTS", "evt.probe")
     assert (await client.publish(ORDER, b"1", msg_id="new", once=timedelta(hours=1))).is_duplicate
 
 
@@ -114,7 +106,7 @@ async def test_a_look_that_the_server_breaks_off_is_no_proof(
     client: Client, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.publish(ORDER, b"1", msg_id="order-1")
-    await forget_ids(client)
+    await forget_ids(client, "EVENTS", "evt.probe")
     fetch = Reader.fetch
 
     async def fetch_from_a_stopped_server(self: Reader, count: int = 0, *, timeout_s: float | None = None) -> Any:
@@ -134,7 +126,7 @@ async def test_a_look_that_the_server_breaks_off_is_no_proof(
 async def test_the_command_publishes_once(client: Client, server: NatsServer, tmp_path: Path) -> None:
     args = ("publish", ORDER, "{}", "--id", "order-1", "--once")
     first = await asyncio.to_thread(command, *args, cwd=tmp_path, NATS_URL=server.url)
-    await forget_ids(client)
+    await forget_ids(client, "EVENTS", "evt.probe")
     again = await asyncio.to_thread(command, *args, "--id-age", "1h", cwd=tmp_path, NATS_URL=server.url)
     assert ("EVENTS 1\n", "EVENTS 1 (duplicate: already stored)\n") == (first.stdout, again.stdout), again.stderr
     for wrong, error in ((("--id-age", "1h"), "Add --once"), (("--once", "--id-age", "soon"), "is not a duration")):
