@@ -43,8 +43,8 @@ $(OLD_STAMP): requirements-spark40.lock pyproject.toml $(NATIVE)
 	@$(call install,$(OLD_VENV),requirements-spark40.lock)
 	@touch $@
 
-run: $(STAMP) ## start the whole system on this machine (Ctrl-C stops it)
-	@exec $(BIN)/oncewire up --pipeline
+run: $(STAMP) ## start the whole system on this machine, with a small shop to watch (Ctrl-C stops it)
+	@exec $(BIN)/oncewire up --pipeline --demo
 
 test: $(STAMP) ## run every test that fits in a few minutes
 	@$(BIN)/python -m pytest -p xdist -n 3 --dist loadfile --no-loadscope-reorder

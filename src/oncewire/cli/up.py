@@ -32,6 +32,7 @@ from oncewire.cli import broker, console, edge, face, facts, gateway, lakeside, 
 from oncewire.cli import dlq as cli_dlq
 from oncewire.cli.access import as_user, authorization, healthy_version, takes_anybody
 from oncewire.cli.board import Board, board_of
+from oncewire.cli.hints import next_commands
 from oncewire.demo import Chat
 from oncewire.embedded.folder import DataFolder, Server
 from oncewire.embedded.nats import Nats
@@ -50,6 +51,7 @@ METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
 
 @click.command()
 @click.option("--pipeline", "has_pipeline", is_flag=True, help="Also keep the lake (needs Spark and Java).")
+@click.option("--demo", "has_shop", is_flag=True, help="Also run a small shop, so that there is something to watch.")
 @face.setting_options("data", "env", "topology_files")
 @face.setting_options("nats_url", "nats_system_key", "nats_monitor_url", "postgres_url")
 @face.setting_options(NATS_PORT, MONITOR_PORT, POSTGRES_PORT, GATEWAY_PORT, "embedded_nats_access")
@@ -61,7 +63,7 @@ METRICS_LISTEN = "--metrics-listen (ONCEWIRE_METRICS_LISTEN)"
 )
 @face.setting_options("broker_listen", "console_listen", *observe.OPTIONS)
 @face.command
-def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
+def up(*, has_pipeline: bool, has_shop: bool, as_json: bool, **flags: Any) -> None:
     """Start a NATS JetStream and a PostgreSQL on this machine, and serve until Ctrl-C.
 
     All data stays in the data folder and survives restarts, crashes and power cuts. With NATS_URL or
@@ -70,7 +72,7 @@ def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     \b
     Examples:
       oncewire up
-      oncewire up --pipeline
+      oncewire up --pipeline --demo
       oncewire up --data /var/lib/oncewire --json
       NATS_URL=nats://prod:4222 NATS_MONITOR_URL=http://prod:8222 oncewire up
     \b
@@ -86,10 +88,12 @@ def up(*, has_pipeline: bool, as_json: bool, **flags: Any) -> None:
     with folder.lock():
         folder.check_room()
         with observe.tracers(resolved.settings) as tracer:
-            face.run(_run(resolved, folder, board, tracer, has_pipeline))
+            face.run(_run(resolved, folder, board, tracer, has_pipeline=has_pipeline, has_shop=has_shop))
 
 
-async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.TracerOf, *, has_pipeline: bool) -> None:
+async def serve(
+    stack: Stack, chosen: Settings, board: Board, tracer: observe.TracerOf, *, has_pipeline: bool, has_shop: bool
+) -> None:
     """What runs on the servers, until it is cancelled or something dies. `chosen` names the servers in use.
 
     A service belongs here, in the `async with` around the last two lines: entered in order once the servers are ready,
@@ -118,10 +122,13 @@ async def serve(stack: Stack, chosen: Settings, board: Board, tracer: observe.Tr
         connected(OPERATOR) as for_console,
         shown("console", _console(for_console, chosen, served["url"], observer)),
         lakeside.pipeline(chosen, nats, board, observer) if has_pipeline else contextlib.nullcontext(),
+        connected("agent") as for_shop,
+        shown("shop", _shop(for_shop, chosen)) if has_shop else contextlib.nullcontext(),
         connected(OPERATOR) as observer.client,
         shown("metrics", _observed(observer)),
     ):
         board.ready(pid=os.getpid(), data=str(chosen.data), nats_url=mask_url(chosen.nats_url))
+        board.line(next_commands(chosen, has_shop=has_shop))
         await stack.watch()
 
 
@@ -201,6 +208,15 @@ async def _gateway(
 
 
 @contextlib.asynccontextmanager
+async def _shop(client: Client, chosen: Settings) -> AsyncIterator[dict[str, str]]:
+    """Loaded only when it is asked for: nobody else needs an agent here."""
+    from oncewire.demo.shop import Shop, agent
+
+    async with Shop(client, chosen.postgres_url).running():
+        yield {"text": f"a demo: customers place orders, the agent {agent.name} charges them"}
+
+
+@contextlib.asynccontextmanager
 async def _broker(chosen: Settings, observer: observe.Observer) -> AsyncIterator[dict[str, str]]:
     """A node of the broker, on a connection of its own: nobody else's load may cost it its session."""
     async with broker.serving(chosen, observer.tracer("broker")) as (server, routes):
@@ -242,7 +258,13 @@ def _with_broker(resolved: Resolved, chosen: Settings, folder: DataFolder) -> Se
 
 
 async def _run(
-    resolved: Resolved, folder: DataFolder, board: Board, tracer: observe.TracerOf, has_pipeline: bool
+    resolved: Resolved,
+    folder: DataFolder,
+    board: Board,
+    tracer: observe.TracerOf,
+    *,
+    has_pipeline: bool,
+    has_shop: bool,
 ) -> None:
     stop = _Stop(board)
     await clear(folder)
@@ -252,7 +274,7 @@ async def _run(
         if not await stop.comes_before(_start(stack, resolved, board)):
             chosen = face.with_servers(resolved, stack.servers, "up", OPERATOR).settings
             served = _with_defaults(resolved, chosen, folder)
-            await stop.comes_before(serve(stack, served, board, tracer, has_pipeline=has_pipeline))
+            await stop.comes_before(serve(stack, served, board, tracer, has_pipeline=has_pipeline, has_shop=has_shop))
     finally:
         begun = time.monotonic()
         await stack.stop()

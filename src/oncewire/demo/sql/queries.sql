@@ -40,3 +40,13 @@ DELETE FROM oncewire_tour.prices WHERE item = $1;
 -- name: count_charges
 -- $1 tour. Charges, and orders that were charged: the same number when none was charged twice.
 SELECT count(*) AS charges, count(DISTINCT id) AS orders FROM oncewire_tour.charges WHERE tour = $1;
+
+-- name: make_shop
+-- Where the shop of `up --demo` keeps its prices and charges. The key proves that no order is charged twice.
+CREATE SCHEMA IF NOT EXISTS oncewire_shop;
+CREATE TABLE IF NOT EXISTS oncewire_shop.prices (item text PRIMARY KEY, cents integer NOT NULL);
+CREATE TABLE IF NOT EXISTS oncewire_shop.charges (id text PRIMARY KEY, item text NOT NULL, cents integer NOT NULL);
+
+-- name: set_shop_price
+-- $1 item, $2 cents.
+INSERT INTO oncewire_shop.prices VALUES ($1, $2) ON CONFLICT (item) DO UPDATE SET cents = excluded.cents;
