@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run demo test test-spark40 check format size words mutants bench faults lock contracts reference advisories clean
+.PHONY: help env run demo test test-spark40 check format size words mutants screenshots bench faults lock contracts reference advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ mutants: $(STAMP) ## break the rules in small places and list what no test notic
 
 bench: $(STAMP) ## the benchmarks, each beside its yardstick in one run
 	@$(BIN)/python -m benchmarks
+
+screenshots: $(STAMP) ## take the pictures of docs/images with headless chromium, of the console beside a busy shop
+	@$(BIN)/python scripts/screenshots.py
 
 demo: $(STAMP) ## a tour through every part, with a verdict at its end (about two minutes)
 	@exec $(BIN)/oncewire demo

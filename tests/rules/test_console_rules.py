@@ -108,6 +108,16 @@ def test_totals_count_consumers_and_groups_but_not_buckets() -> None:
     )  # fmt: skip
 
 
+def test_a_durable_that_is_kept_for_tools_is_not_behind() -> None:
+    """Nothing reads GATEWAY_FANOUT by design: what waits on it is not lag."""
+    names = {"GATEWAY_FANOUT": 68, "mine": 5}
+    consumers = {name: FoundConsumer(name=name, config={}, pending=lag) for name, lag in names.items()}
+    there = FoundStream(name="CHAT", config={}, consumers=consumers)
+    row = next(row for row in rows(look(1.0, 0, 0, CHAT=there)) if row.name == "CHAT")
+    assert {"GATEWAY_FANOUT": True, "mine": False} == {one.name: one.is_unread for one in row.consumers}
+    assert 5 == rules.totals([row], [], 0, 0.5).lag
+
+
 def test_foreign_text_is_bounded_and_can_always_be_encoded() -> None:
     shown = rules.shown("\udcff" + "x" * 10_000)
     assert 401 == len(json.loads(json.dumps(shown).encode()))

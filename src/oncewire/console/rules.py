@@ -16,7 +16,7 @@ from oncewire._ground.contracts.topics import RECORDS, SNAPSHOTS, STREAM_PREFIXE
 from oncewire._ground.metrics.histogram import SECONDS
 from oncewire._ground.topology.model import Stream, Topology
 from oncewire._ground.topology.rules import Found, FoundConsumer, FoundStream, Plan, Step, show
-from oncewire.dlq.rules import DLQ
+from oncewire.dlq.rules import DLQ, UNREAD
 
 TEXT_CHARS_MAX: Final = 400
 STREAMS_MAX: Final = 1_000
@@ -38,6 +38,8 @@ class ConsumerRow(Struct, frozen=True, kw_only=True):
     stream: str
     filters: tuple[str, ...]
     is_declared: bool
+    is_unread: bool
+    """Kept for tools: no process is expected to read it, so nothing is behind."""
     pending: int
     unacked: int
     redelivered: int
@@ -160,6 +162,7 @@ def _consumers(
             stream=there.name,
             filters=tuple(shown(each) for each in filters_of(one)[:50]),
             is_declared=(there.name, one.name) in named,
+            is_unread=one.name in UNREAD,
             pending=one.pending,
             unacked=one.unacked,
             redelivered=one.redelivered,
@@ -217,7 +220,8 @@ def totals(streams: Sequence[StreamRow], topics: Sequence[Mapping[str, Any]], le
     return Totals(
         published=round(sum(one.rate for one in own), 1),
         delivered=round(sum(one.rate for one in consumers), 1),
-        lag=sum(one.pending for one in consumers) + sum(group["lag"] for group in groups),
+        lag=sum(consumer.pending for consumer in consumers if not consumer.is_unread)
+        + sum(group["lag"] for group in groups),
         in_flight=sum(one.unacked for one in consumers) + sum(group["in_flight"] for group in groups),
         messages=sum(one.messages for one in own),
         bytes=sum(one.bytes for one in streams),

@@ -105,20 +105,17 @@ class Shop:
         _log.info("the shop has sold %s orders and closes; `oncewire up --demo` opens it again", ORDERS_MAX)
 
     async def _place(self, id_: str, number: int, runner: Runner) -> bool:
-        """One order, as an event and as a command. It is safe to repeat: both have an id."""
+        """One order, as an event and as a command of the same id, so that the charge names the event as its cause.
+        Safe to repeat: the server knows both by their message ids."""
         if not runner.health()["is_ready"]:
             return False
         is_gift_card = number % GIFT_CARD_EVERY == FIRST_GIFT_CARD
         item = "gift card" if is_gift_card else ITEMS[number % len(ITEMS)]
         order = {"id": id_, "item": item, "customer": CUSTOMERS[number % len(CUSTOMERS)]}
-        body = {"payload": order, "correlation_id": f"order-{id_}"}
+        body = {"id": f"placed-{id_}", "payload": order, "correlation_id": f"order-{id_}"}
         try:
-            await self._client.publish(
-                PLACED, body | {"type": "OrderPlaced", "id": f"placed-{id_}"}, msg_id=f"placed-{id_}"
-            )
-            await self._client.publish(
-                COMMAND, body | {"type": "charge", "id": f"charge-{id_}"}, msg_id=f"charge-{id_}"
-            )
+            await self._client.publish(PLACED, body | {"type": "OrderPlaced"}, msg_id=f"placed-{id_}")
+            await self._client.publish(COMMAND, body | {"type": "charge"}, msg_id=f"charge-{id_}")
         except OncewireError as error:
             _log.warning("an order of the demo shop waits: %s", error.message)
             return False

@@ -156,7 +156,7 @@ function busiest(app) {
 /** Consumers of streams and groups of topics, in one list. */
 function behind(streams, topics) {
   const rows = [
-    ...streams.filter((one) => one.name !== "DLQ").flatMap((one) => one.consumers.map((each) => ({ name: each.name, of: one.name, href: to("streams", one.name), lag: each.pending, flight: each.unacked, isIdle: each.waiting + each.unacked === 0 }))),
+    ...streams.filter((one) => one.name !== "DLQ").flatMap((one) => one.consumers.filter((each) => !each.is_unread).map((each) => ({ name: each.name, of: one.name, href: to("streams", one.name), lag: each.pending, flight: each.unacked, isIdle: each.waiting + each.unacked === 0 }))),
     ...topics.flatMap((one) => (one.groups ?? []).map((each) => ({ name: each.name, of: one.name, href: to("topics", one.name), lag: each.lag, flight: each.in_flight, isIdle: each.consumers + each.in_flight === 0 }))),
   ].filter((one) => one.lag + one.flight > 0);
   rows.sort((one, other) => other.lag - one.lag || other.flight - one.flight);
