@@ -65,9 +65,8 @@ def test_the_javascript_rules_do_the_same() -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_javascript_tests_pass() -> None:
-    """`node --test`, for those who run only pytest."""
-    tests = sorted(str(path) for path in (JS / "test").glob("*.test.js"))
-    done = subprocess.run(["node", "--test", *tests], capture_output=True, text=True, check=False, timeout=120)
+    """`node --test` in its folder, as its README says, for those who run only pytest."""
+    done = subprocess.run(["node", "--test"], cwd=JS, capture_output=True, text=True, check=False, timeout=120)
     assert 0 == done.returncode, done.stdout
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 
 from oncewire import connect
 from oncewire.cli import main
-from tests.support.nats import nats_cluster
+from tests.support.nats import NatsServer, nats_cluster
 from tests.support.pages import Block, Shell, blocks, follow, typed
 from tests.support.postgres import shared_postgres
 from tests.support.up import ANY_PORTS, Up, clean_environ, made, until
@@ -181,3 +183,25 @@ def _type(shell: Shell, block: Block, folder: Path) -> None:
             said = shell.run(f'{command}\necho "ended with $?"')
             codes = "01" if command == "oncewire doctor" else "0"  # the tests' PostgreSQL does not sync, and it says so
             assert said.rpartition("ended with ")[2].strip() in codes, f"$ {command}\n{said}"
+
+
+async def test_a_service_makes_its_streams_and_durables_as_the_page_says(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/topology.md: its orders.toml, and the lines of `In a service`."""
+    found = blocks(DOCS / "topology.md")
+    (tmp_path / "orders.toml").write_text(next(one.text for one in found if "[streams.ORDERS]" in one.text))
+    monkeypatch.chdir(tmp_path)
+    lines = next(one.text for one in found if "init_streams(client" in one.text)
+    async with connect(server.url) as client:
+        names: dict[str, Any] = {"client": client}
+        await eval(compile(lines, "topology.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)  # type: ignore[misc]
+        assert [] == names["problems"]
+        info = await client.api("CONSUMER.INFO.ORDERS.biller")
+    assert "orders.placed" == info["config"]["filter_subject"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_where_a_page_says_to_look_at_an_agent_it_names_one(page: Path) -> None:
+    """`oncewire agent status` alone is a usage error."""
+    assert "`oncewire agent status`" not in page.read_text("utf-8")
