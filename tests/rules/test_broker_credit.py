@@ -21,6 +21,8 @@ def table() -> Table:
 
 
 def fill(table: Table, count: int, **envelope: object) -> None:
+    """With a policy that lets retries come at once."""
+    envelope = {"retry_policy": RetryPolicy(max_attempts=99)} | envelope
     for number in range(count):
         table.produce(str(number), **envelope)
 

@@ -437,13 +437,61 @@ def test_dead_letters_ignore_the_limits_of_producers_and_are_bounded_by_age() ->
     assert 0 == len(graveyard)
 
 
-def test_a_message_without_a_policy_is_redelivered_without_end(table: Table) -> None:
-    table.produce()
-    reader = table.read()
-    for _ in range(20):
+def waits_ms(table: Table, count: int) -> list[int]:
+    """How long a message that is nacked at once waits for each next attempt, in ticks of 250 ms."""
+    reader, waits = table.read(), []
+    for attempts in range(1, count + 1):
         table.nack(0)
-        table.tick()
-    assert list(range(1, 22)) == [one.attempts for one in reader.got]
+        begun = table.now_ms
+        while len(reader.got) == attempts:
+            table.tick()
+        waits.append(table.now_ms - begun)
+    assert list(range(1, count + 2)) == [one.attempts for one in reader.got]
+    return waits
+
+
+def test_a_message_without_a_policy_comes_again_without_end_and_ever_later(table: Table) -> None:
+    table.produce()
+    doubling = [250, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000]
+    assert [250, *doubling, 60_000, 60_000] == waits_ms(table, 11)
+
+
+def test_the_policy_of_messages_whose_producer_sent_none_is_a_setting() -> None:
+    table = Table(Limits(retry_max_attempts=3, retry_backoff_ms=1_000, retry_max_backoff_ms=1_500))
+    table.create()
+    for policy in ({}, {"retry_policy": RetryPolicy()}):
+        table.produce(**policy)
+    reader = table.read()
+    for wait_ms in (250, 1_000):
+        table.nack(0), table.nack(1)
+        table.tick(wait_ms)
+    assert [1, 1, 2, 2, 3, 3] == [one.attempts for one in reader.got]
+    table.nack(0), table.nack(1)
+    assert 0 == show_lag(table)
+    assert 2 == len(table.state.topics["", "dlq.t"].partitions[0])
+
+
+def test_a_producer_s_policy_goes_before_that_of_the_server_and_a_dead_letter_has_no_last_attempt() -> None:
+    table = Table(Limits(retry_max_attempts=1))
+    table.create()
+    table.produce(retry_policy=RetryPolicy(max_attempts=2))
+    table.read()
+    table.nack(0)
+    table.tick()
+    table.nack(0)
+    letters = table.read("d", topic="dlq.t")
+    for _ in range(5):
+        table.settle("nack", 0, "d", topic="dlq.t")
+        table.tick(60_000)
+    assert [1, 2, 3, 4, 5, 6] == [one.attempts for one in letters.got]
+
+
+def test_a_lease_that_ends_again_and_again_waits_ever_longer_too(table: Table) -> None:
+    table.produce()
+    reader = table.read(lease_ms=1_000)
+    for _ in range(400):
+        table.tick(250)
+    assert 10 == len(reader.got), "a hundred without"
 
 
 def test_a_message_that_expires_before_its_delivery_goes_to_the_dead_letters(table: Table) -> None:

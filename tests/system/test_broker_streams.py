@@ -191,7 +191,7 @@ async def test_the_client_s_own_stream_runs_each_message_once_with_its_defaults(
 
 async def test_a_stream_that_does_nothing_uses_up_attempts_no_faster_than_its_lease(port: int, topic: str) -> None:
     """It gets all it asked for once, and from then on one message for each lease: the others keep their attempts."""
-    await produce(port, topic, *(f"v{number}" for number in range(10)))
+    await produce(port, topic, *(f"v{number}" for number in range(10)), retry_policy={"max_attempts": 99})
     async with wire(port) as client:
         stream = await stream_of(client, topic, lease_ms=100, in_flight=10)
         lines = [(line["offset"], line["attempts"]) for line in await stream.lines(16)]

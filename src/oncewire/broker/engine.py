@@ -59,6 +59,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     lease_ms_max: int = 12 * 3_600_000
     tick_ms: int = 250
     """How often leases and retries are looked at."""
+    retry_max_attempts: int = 0
+    """With the two below, the retry policy of messages whose producer sent none. 0: they are never given up."""
+    retry_backoff_ms: int = 250
+    """After the second attempt, doubled with each further one. The second comes at the next tick."""
+    retry_max_backoff_ms: int = 60_000
     retry_after_ms: int = 1_000
     """What a refused producer is told to wait."""
     idempotency_ttl_ms: int = 600_000

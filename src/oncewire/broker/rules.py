@@ -7,7 +7,8 @@ written), and goes out when all that was proposed before it is durable. Nothing 
 
     idempotency  idempotency.py has the transition table of both sides (B7)
     leases       the last owner may settle until another owner has the message (B4)
-    retries      backoff_ms · 2^(attempts − 1), capped; then the graveyard `dlq.<topic>` (B6)
+    retries      backoff_ms · 2^(attempts − 1), capped; then the graveyard `dlq.<topic>` (B6); without a policy the
+                 first comes at the next tick, and the others wait ever longer, up to a cap
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from oncewire.broker.engine import (
     Consume,
     Idempotency,
     IdempotencyStatus,
+    Limits,
     Produced,
     RoutingDecision,
     Settle,
@@ -406,12 +408,16 @@ def _extend(state: State, now_ms: int, flight: Flight, lease_ms: int) -> Step:
 
 def failed(state: State, now_ms: int, flight: Flight, reason: str, *, is_nacked: bool = False) -> list[Record]:
     """A delivery did not succeed: try again later, or bury it. A late nack of a waiting one only tells its reason."""
-    policy = flight.policy
     if flight.state != LEASED:
         return [_retry(now_ms, flight, flight.due_at_ms, reason, is_nacked)]
-    if policy is not None and 0 < policy.max_attempts <= flight.attempts:
+    policy, attempts = flight.policy, flight.attempts
+    if policy is not None and policy.max_attempts:
+        wait_ms = backoff_ms(policy, attempts)
+    else:
+        policy = _policy_of(state.limits, flight.progress.group.topic)
+        wait_ms = backoff_ms(policy, attempts - 1)
+    if 0 < policy.max_attempts <= attempts:
         return bury(state, now_ms, flight, reason)
-    wait_ms = backoff_ms(policy, flight.attempts)
     tick_ms = state.limits.tick_ms
     next_tick_ms = now_ms if reason == TIMED_OUT else (now_ms // tick_ms + 1) * tick_ms
     return [_retry(now_ms, flight, max(now_ms + wait_ms, next_tick_ms), reason, is_nacked)]
@@ -435,9 +441,19 @@ def _retry(now_ms: int, flight: Flight, due_at_ms: int, reason: str, is_nacked: 
     )
 
 
-def backoff_ms(policy: RetryPolicy | None, attempts: int) -> int:
+def _policy_of(limits: Limits, topic: Topic) -> RetryPolicy:
+    """Of messages whose producer sent none. A dead letter is never given up."""
+    is_grave = topic.name.startswith(DEAD_PREFIX)
+    return RetryPolicy(
+        max_attempts=0 if is_grave else limits.retry_max_attempts,
+        backoff_ms=limits.retry_backoff_ms,
+        max_backoff_ms=limits.retry_max_backoff_ms,
+    )
+
+
+def backoff_ms(policy: RetryPolicy, attempts: int) -> int:
     """How long to wait after so many attempts."""
-    if policy is None or policy.backoff_ms == 0:
+    if policy.backoff_ms == 0 or attempts < 1:
         return 0
     wait_ms = policy.backoff_ms << min(attempts - 1, _DOUBLINGS_MAX)
     return min(wait_ms, policy.max_backoff_ms or BACKOFF_MS_MAX, BACKOFF_MS_MAX)

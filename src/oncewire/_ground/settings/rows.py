@@ -351,6 +351,15 @@ class Settings:
     broker_lease_ms: int = number(2_000, "broker.lease_ms", "Lease of a delivery that asks for none.", 1, 10**9)
     broker_lease_ms_max: int = number(43_200_000, "broker.lease_ms_max", "Longest lease.", 1, 10**9)
     broker_tick_ms: int = number(250, "broker.tick_ms", "How often leases and retries are looked at.", 1, 60_000)
+    broker_retry_max_attempts: int = number(
+        0, "broker.retry_max_attempts", "Attempts of a message without a retry policy; 0: no limit.", 0, 10**9
+    )
+    broker_retry_backoff_ms: int = number(
+        250, "broker.retry_backoff_ms", "First wait of a message without a retry policy; it doubles.", 0, 10**9
+    )
+    broker_retry_max_backoff_ms: int = number(
+        60_000, "broker.retry_max_backoff_ms", "Longest wait of a message without a retry policy.", 1, 10**9
+    )
     broker_retry_after_ms: int = number(
         1_000, "broker.retry_after_ms", "What a refused producer is told to wait.", 1, 10**7
     )
