@@ -246,6 +246,39 @@ async def test_a_message_that_comes_while_older_ones_are_read_is_held_once(nodes
         assert isinstance(each[0], Produced)
 
 
+async def test_what_a_new_owner_has_not_read_yet_is_not_counted(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than the first page waits, and all but that page is read while requests are served."""
+    one = await nodes()
+    topic = await topic_on(one, 1)
+    reader = await read(one, topic)
+    await produce(one, topic, *(f"v{n}" for n in range(FIRST_PAGE + 50)))
+    await until(lambda: len(reader.got) == one.limits.in_flight_max)
+    settled = reader.got[5:]
+    assert {None} == {await ack(one, topic, each) for each in settled}
+    await one.stop()
+    two = await nodes()
+    going_on, read_up_to = asyncio.Event(), two.node.taker._read_up_to
+
+    async def held_up(*args: Any, **options: Any) -> int:
+        await going_on.wait()
+        return await read_up_to(*args, **options)
+
+    monkeypatch.setattr(two.node.taker, "_read_up_to", held_up)
+    shown = await answer(two.show_topic, "", topic)
+    assert (None, None, None) == (shown.messages, shown.bytes, shown.groups[0].lag)
+    assert (None, None) == (shown.partitions[0].newest_offset, shown.groups[0].partitions[0].lag)
+    (stats,) = two.stats().topics
+    assert (None, None) == (stats.messages, stats.groups[0][2][0].lag)
+    going_on.set()
+
+    async def is_known() -> bool:
+        return (await answer(two.show_topic, "", topic)).messages is not None
+
+    await until_async(is_known)
+    shown = await answer(two.show_topic, "", topic)
+    assert (FIRST_PAGE + 50, FIRST_PAGE + 50 - len(settled)) == (shown.messages, shown.groups[0].lag)
+
+
 async def test_a_node_that_dies_is_replaced_within_its_lease(nodes: Any, server: NatsServer) -> None:
     one = await nodes()
     async with connect(server.url) as dying:

@@ -104,19 +104,21 @@ class TopicCreated(Struct, frozen=True):
 
 
 class PartitionLag(Struct, frozen=True):
-    """Where a group stands in a partition. `last_acked` is -1 when nothing is; messages up to it are settled."""
+    """Where a group stands in a partition. `last_acked` is -1 when nothing is; messages up to it are settled. `lag` is
+    None while the partition's messages are read by its new owner."""
 
     partition: int
     last_acked: int
-    lag: int
+    lag: int | None
     in_flight: int
 
 
 class GroupShown(Struct, frozen=True):
-    """A group of a topic. `lag` counts the held messages that it has not settled, `in_flight` those that are leased."""
+    """A group of a topic. `lag` counts the held messages that it has not settled, `in_flight` those that are leased. It
+    is None while that of a partition is not known."""
 
     name: str
-    lag: int
+    lag: int | None
     in_flight: int
     retries: int
     """Messages that wait for their next attempt."""
@@ -128,23 +130,23 @@ class GroupShown(Struct, frozen=True):
 
 
 class PartitionShown(Struct, frozen=True):
-    """A partition of a topic. Offsets are -1 when it holds nothing."""
+    """A partition of a topic. Offsets are -1 when it holds nothing; all is None while its new owner reads it."""
 
     partition: int
-    messages: int
-    bytes: int
-    oldest_offset: int
-    newest_offset: int
+    messages: int | None
+    bytes: int | None
+    oldest_offset: int | None
+    newest_offset: int | None
     owner: str = ""
     """The node that serves it; '' where there is only one."""
 
 
 class TopicShown(Struct, frozen=True):
-    """A topic with everything that an operator asks."""
+    """A topic with everything that an operator asks. What is None is not known yet."""
 
     name: str
-    messages: int
-    bytes: int
+    messages: int | None
+    bytes: int | None
     created_at_ms: int
     partitions: tuple[PartitionShown, ...]
     groups: tuple[GroupShown, ...]
@@ -258,12 +260,13 @@ Router: TypeAlias = Callable[[str, ProduceBody], RoutingDecision | Awaitable[Rou
 
 
 class TopicStats(Struct, frozen=True):
-    """Gauges of a topic, and of its groups as (name, consumers, where it stands in each partition)."""
+    """Gauges of a topic, and of its groups as (name, consumers, where it stands in each partition). What is None is not
+    known yet."""
 
     tenant: str
     name: str
-    messages: int
-    bytes: int
+    messages: int | None
+    bytes: int | None
     groups: tuple[tuple[str, int, tuple[PartitionLag, ...]], ...]
 
 

@@ -40,17 +40,20 @@ def collect(page: Page, routes: BrokerRoutes, tenant: str | None = None) -> None
 
 
 def _topics(page: Page, topics: Sequence[TopicStats]) -> None:
-    """What topics hold, and where each group stands, by partition as the contract shows it."""
+    """What topics hold, and where each group stands, by partition as the contract shows it. What is not known yet is
+    left out."""
     for topic in topics:
         labels = {"tenant": topic.tenant, "topic": topic.name}
-        page.put("oncewire_broker_topic_messages", topic.messages, **labels)
-        page.put("oncewire_broker_topic_bytes", topic.bytes, **labels)
+        if topic.messages is not None and topic.bytes is not None:
+            page.put("oncewire_broker_topic_messages", topic.messages, **labels)
+            page.put("oncewire_broker_topic_bytes", topic.bytes, **labels)
         for group, readers, partitions in topic.groups:
             page.put("oncewire_broker_consumers", readers, group=group, **labels)
             for one in partitions:
                 place = {**labels, "group": group, "partition": str(one.partition)}
                 page.put("inflight_messages", one.in_flight, **place)
-                page.put("consumer_lag", one.lag, **place)
+                if one.lag is not None:
+                    page.put("consumer_lag", one.lag, **place)
 
 
 def _log(page: Page, log: LogStats) -> None:

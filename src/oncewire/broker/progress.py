@@ -65,7 +65,10 @@ class Progress:
         """A heap of offsets that are due again."""
 
     @property
-    def lag(self) -> int:
+    def lag(self) -> int | None:
+        """Messages that the group has not settled; None while they are still being read."""
+        if self.partition.behind is not None:
+            return None
         return len(self.partition.offsets) - self.partition.after(self.floor) - len(self.ahead)
 
     def settle(self, done: Sequence[int]) -> bool:

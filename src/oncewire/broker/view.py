@@ -12,6 +12,16 @@ from oncewire.broker.rules import NO_TOPIC
 from oncewire.broker.state import Group, State, Topic
 
 
+def add(figures: Iterable[int | None]) -> int | None:
+    """None when one of them is not known."""
+    total = 0
+    for figure in figures:
+        if figure is None:
+            return None
+        total += figure
+    return total
+
+
 def topic_names(state: State, tenant: str) -> list[str]:
     return sorted(name for owner, name in state.topics if owner == tenant)
 
@@ -23,8 +33,8 @@ def show_topic(state: State, tenant: str, name: str) -> TopicShown | NotFound:
     partitions = tuple(_partition(partition) for partition in topic.partitions.values())
     return TopicShown(
         topic.name,
-        sum(one.messages for one in partitions),
-        sum(one.bytes for one in partitions),
+        add(one.messages for one in partitions),
+        add(one.bytes for one in partitions),
         topic.created_at_ms,
         partitions,
         tuple(_group(group) for _, group in sorted(topic.groups.items())),
@@ -50,7 +60,7 @@ def merge_groups(parts: Iterable[tuple[str, GroupShown]]) -> tuple[GroupShown, .
     return tuple(
         GroupShown(
             name,
-            sum(one.lag for one in ones),
+            add(one.lag for one in ones),
             sum(one.in_flight for one in ones),
             sum(one.retries for one in ones),
             max(one.consumers for one in ones),
@@ -63,6 +73,8 @@ def merge_groups(parts: Iterable[tuple[str, GroupShown]]) -> tuple[GroupShown, .
 
 
 def _partition(partition: Partition, owner: str = "") -> PartitionShown:
+    if partition.behind is not None:  # older messages are still being read
+        return PartitionShown(partition.number, None, None, None, None, owner)
     held = len(partition)
     return PartitionShown(
         partition.number,
@@ -84,7 +96,7 @@ def _group(group: Group) -> GroupShown:
     )
     return GroupShown(
         group.name,
-        sum(one.lag for one in lags),
+        add(one.lag for one in lags),
         sum(one.in_flight for one in lags),
         waiting,
         len(group.subscribers),
@@ -107,13 +119,9 @@ def _stats(topic: Topic) -> TopicStats:
         (group.name, len(group.subscribers), tuple(_lag(progress) for progress in group.progress.values()))
         for group in topic.groups.values()
     )
-    return TopicStats(
-        topic.tenant,
-        topic.name,
-        sum(len(partition) for partition in topic.partitions.values()),
-        sum(partition.needed_bytes + partition.settled_bytes for partition in topic.partitions.values()),
-        groups,
-    )
+    partitions = [_partition(partition) for partition in topic.partitions.values()]
+    messages, size = add(one.messages for one in partitions), add(one.bytes for one in partitions)
+    return TopicStats(topic.tenant, topic.name, messages, size, groups)
 
 
 def merge_stats(parts: list[TopicStats]) -> TopicStats:
@@ -126,7 +134,7 @@ def merge_stats(parts: list[TopicStats]) -> TopicStats:
     return TopicStats(
         parts[0].tenant,
         parts[0].name,
-        sum(part.messages for part in parts),
-        sum(part.bytes for part in parts),
+        add(part.messages for part in parts),
+        add(part.bytes for part in parts),
         tuple((name, consumers, lags) for name, (consumers, lags) in groups.items()),
     )

@@ -200,7 +200,7 @@ def drift_line(step: Step | None) -> str:
 
 class Totals(Struct, frozen=True, kw_only=True):
     """The figures at the top. Rates are per second and leave out buckets and what parts write for themselves; letters
-    that nobody has looked at are no lag: they are counted apart."""
+    that nobody has looked at are no lag: they are counted apart. Nor is a lag that the broker does not know yet."""
 
     published: float
     delivered: float
@@ -221,7 +221,7 @@ def totals(streams: Sequence[StreamRow], topics: Sequence[Mapping[str, Any]], le
         published=round(sum(one.rate for one in own), 1),
         delivered=round(sum(one.rate for one in consumers), 1),
         lag=sum(consumer.pending for consumer in consumers if not consumer.is_unread)
-        + sum(group["lag"] for group in groups),
+        + sum(group["lag"] or 0 for group in groups),
         in_flight=sum(one.unacked for one in consumers) + sum(group["in_flight"] for group in groups),
         messages=sum(one.messages for one in own),
         bytes=sum(one.bytes for one in streams),

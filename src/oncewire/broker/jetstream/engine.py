@@ -157,7 +157,7 @@ class JetStreamEngine:
             parts.append(answer)
         shown = tuple(part.partition for part in parts)
         groups = view.merge_groups((part.partition.owner, group) for part in parts for group in part.groups)
-        messages, size = sum(one.messages for one in shown), sum(one.bytes for one in shown)
+        messages, size = view.add(one.messages for one in shown), view.add(one.bytes for one in shown)
         return TopicShown(topic.name, messages, size, topic.at_ms, shown, groups)
 
     def _show(self, topic: Listed, number: int) -> asyncio.Future[Any]:

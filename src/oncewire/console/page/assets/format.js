@@ -2,7 +2,10 @@
 
 const WHOLE = new Intl.NumberFormat("en");
 
-export const count = (value) => WHOLE.format(value);
+export const count = (value) => (value === null ? "–" : WHOLE.format(value));
+
+/** Of rows, null when one of them is not known. */
+export const sum = (rows, of) => (rows.some((row) => of(row) === null) ? null : rows.reduce((all, row) => all + of(row), 0));
 
 /** 1,234 stays, 1,234,567 becomes 1.23 M: for tiles. */
 export function short(value) {
@@ -14,6 +17,7 @@ export function short(value) {
 }
 
 export function bytes(value) {
+  if (value === null) return "–";
   let left = value;
   for (const unit of ["B", "KiB", "MiB", "GiB"]) {
     if (left < 1024) return `${unit === "B" || left >= 10 ? left.toFixed(0) : left.toFixed(1)} ${unit}`;

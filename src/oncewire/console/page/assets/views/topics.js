@@ -1,7 +1,7 @@
 // The broker: topics, their partitions with owners, their groups with lag.
 
 import { h } from "../dom.js";
-import { bytes, count, plural, when } from "../format.js";
+import { bytes, count, plural, sum, when } from "../format.js";
 import { badge, empty, facts, heading, link, mono, pending, section, table, to, trouble } from "../parts.js";
 import { isIdle } from "../words.js";
 
@@ -12,7 +12,7 @@ export function topics(app) {
   if (told === undefined) return [heading("Topics"), backend?.state !== "broken" && h("p", { class: "quiet wait" }, "Looking …")];
   const rows = told.topics.filter((one) => !one.is_brief);
   const brief = told.topics.filter((one) => one.is_brief);
-  const lag = rows.reduce((sum, one) => sum + one.groups.reduce((all, group) => all + group.lag, 0), 0);
+  const lag = lagOf(rows.flatMap((one) => one.groups));
   if (!told.count) return [heading("Topics", `Queues over HTTP, at ${told.url}`), empty("No topic yet", "Make one, put something in, take it out:", `curl -X POST '${told.url}/v1/topics?name=orders'`, `curl -X POST '${told.url}/v1/produce?topic=orders&value=hello'`, `curl -N '${told.url}/v1/consume?topic=orders&group=g1&owner=me'`)];
   return [
     heading("Topics", `${plural(told.count, "topic")} at ${told.url}, ${count(lag)} messages wait`),
@@ -31,12 +31,14 @@ function topicTable(rows) {
     { head: "Groups", kind: "n", cell: (row) => count(row.groups.length) },
     { head: "Messages", kind: "n", cell: (row) => count(row.messages) },
     { head: "Size", kind: "n", cell: (row) => bytes(row.bytes) },
-    { head: "Lag", kind: "n", cell: (row) => count(row.groups.reduce((sum, one) => sum + one.lag, 0)) },
-    { head: "In flight", kind: "n", cell: (row) => count(row.groups.reduce((sum, one) => sum + one.in_flight, 0)) },
+    { head: "Lag", kind: "n", cell: (row) => count(lagOf(row.groups)) },
+    { head: "In flight", kind: "n", cell: (row) => count(sum(row.groups, (one) => one.in_flight)) },
     { head: "Owners", cell: (row) => owners(row) },
   ];
   return table("Topics", columns, rows, (row) => row.name);
 }
+
+const lagOf = (groups) => sum(groups, (one) => one.lag);
 
 function owners(row) {
   const found = [...new Set(row.partitions.map((one) => one.owner).filter(Boolean))];
@@ -87,7 +89,7 @@ function partitions(row) {
       { head: "Partition", kind: "n", cell: (one) => one.partition },
       { head: "Messages", kind: "n", cell: (one) => count(one.messages) },
       { head: "Size", kind: "n", cell: (one) => bytes(one.bytes) },
-      { head: "Offsets", kind: "n", cell: (one) => (one.oldest_offset < 0 ? "–" : `${count(one.oldest_offset)} … ${count(one.newest_offset)}`) },
+      { head: "Offsets", kind: "n", cell: (one) => (one.oldest_offset === null || one.oldest_offset < 0 ? "–" : `${count(one.oldest_offset)} … ${count(one.newest_offset)}`) },
       { head: "Owner", cell: (one) => (one.owner ? mono(one.owner) : "this broker") },
     ],
     row.partitions,
