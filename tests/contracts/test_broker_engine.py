@@ -179,7 +179,9 @@ async def test_a_router_is_asked_before_anything_is_stored(kind: str, tmp_path: 
 
 
 @pytest.mark.parametrize("fault", ["raises", "hangs", "nonsense"])
-async def test_a_failing_router_neither_fails_nor_delays_a_produce(kind: str, tmp_path: Path, fault: str) -> None:
+async def test_a_failing_router_neither_fails_nor_delays_a_produce(
+    kind: str, tmp_path: Path, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
     released = threading.Event()
 
     def route(topic: str, sent: ProduceBody) -> Any:
@@ -193,6 +195,7 @@ async def test_a_failing_router_neither_fails_nor_delays_a_produce(kind: str, tm
         await answer(engine.create_topic, "", "t", 1)
         assert Produced("t", 0, 0) == await answer(engine.produce, "", body())
         assert 1 == engine.stats().counters["router_failures"]
+        assert "a message goes without the router" in caplog.text
         released.set()
 
 

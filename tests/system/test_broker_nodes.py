@@ -555,6 +555,21 @@ async def test_where_batches_are_quicker_those_who_are_told_are_in_the_next_one(
     assert places.count("1") == 6  # and ten if both halves went on by turns
 
 
+async def test_a_failing_router_is_counted_and_logged(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    def route(topic: str, sent: ProduceBody) -> Any:
+        raise ValueError("no idea")
+
+    async with connect(server.url) as client:
+        engine = await open_jetstream(client, limits=Limits(tick_ms=10), owner_lease_ms=LEASE_MS, router=route)
+        try:
+            stored = await produce(engine, await topic_on(engine, 1), "a", "b")
+            assert [0, 1] == [each.offset for each in stored]
+            assert 2 == engine.stats().counters["router_failures"]
+            assert 2 == caplog.text.count("a message goes without the router: ValueError('no idea')")
+        finally:
+            await engine.stop()
+
+
 async def test_names_that_look_alike_are_kept_apart(nodes: Any) -> None:
     one = await nodes()
     wanted = ["a.b", "a=2Eb", "a b", "A", "a", "ä", "a+b", "*", ">", "x" * 200]

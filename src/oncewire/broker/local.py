@@ -104,7 +104,7 @@ class LocalEngine:
         self._disk = disk
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._routers = Routers(router, router_timeout_ms, self._loop, self._router_failed) if router else None
+        self._routers = Routers(router, router_timeout_ms, self._loop, state.counters) if router else None
         self._problem = ""
         self._is_waking = False
         self._is_stopping = False
@@ -218,10 +218,6 @@ class LocalEngine:
         if self._is_stopping:
             return ["the broker is stopping"]
         return [self._problem] if self._problem else []
-
-    def _router_failed(self, reason: str) -> None:
-        self._state.counters["router_failures"] += 1
-        _log.warning("a message goes without the router: %s", reason)
 
     # ---- asking the rules
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
@@ -22,19 +23,21 @@ WAITING_MAX: Final = 1_000
 """Calls that may be out; with more, messages go without the router."""
 DECISION_BYTES_MAX: Final = 4_096
 
+_log = logging.getLogger(__name__)
+
 Decided = Callable[[RoutingDecision | None], None]
 
 
 class Routers:
-    """Calls of one router. `failed` is told why, for each message that goes without a decision."""
+    """Calls of one router. Each message that goes without a decision is counted in `counters`, and logged with why."""
 
     def __init__(
-        self, router: Router, timeout_ms: int, loop: asyncio.AbstractEventLoop, failed: Callable[[str], None]
+        self, router: Router, timeout_ms: int, loop: asyncio.AbstractEventLoop, counters: dict[str, int]
     ) -> None:
         self._router = router
         self._timeout_s = timeout_ms / 1000
         self._loop = loop
-        self._failed = failed
+        self._counters = counters
         self._is_async = inspect.iscoroutinefunction(router)
         self._threads = ThreadPoolExecutor(THREADS, "router") if not self._is_async else None
         self._out = 0
@@ -81,6 +84,10 @@ class Routers:
         if problem:
             self._failed(problem)
         decided(decision)
+
+    def _failed(self, reason: str) -> None:
+        self._counters["router_failures"] += 1
+        _log.warning("a message goes without the router: %s", reason)
 
     def close(self) -> None:
         for task in self._tasks:

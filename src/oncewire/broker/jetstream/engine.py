@@ -92,15 +92,12 @@ class JetStreamEngine:
         self._counters = dict.fromkeys(COUNTERS, 0)
         self._catalog = node.catalog
         self._loop = asyncio.get_running_loop()
-        self._routers = Routers(router, router_timeout_ms, self._loop, self._router_failed) if router else None
+        self._routers = Routers(router, router_timeout_ms, self._loop, self._counters) if router else None
         self._ticker = self._loop.call_later(self.limits.tick_ms / 1000, self._tick)
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self.limits.tick_ms / 1000, self._tick)
         self.node.tick(self.node.clock())
-
-    def _router_failed(self, reason: str) -> None:  # noqa: ARG002 - counted, and logged by nobody twice
-        self._counters["router_failures"] += 1
 
     def _stopping(self) -> OncewireError | None:
         return Unavailable("the broker is stopping", retry_after_s=1.0) if self.node.is_stopping else None
