@@ -63,7 +63,7 @@ async def stuck(url: str, kind: str, count: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("number", ["1e400", "9007199254740993", "-123456789012345678901234567890"])
+@pytest.mark.parametrize("number", ["1e5000", "-1e4299"])
 async def test_a_number_that_readers_refuse_stops_its_conversation_alone(
     server: NatsServer, url: str, connection: Any, number: str
 ) -> None:
@@ -77,7 +77,7 @@ async def test_a_number_that_readers_refuse_stops_its_conversation_alone(
         async with relaying(client, url):
             (one,) = await stuck(url, "conversations", 1)
             assert (one["conversation_id"], one["sequence"], one["waiting"]) == (str(flawed), 2, 2)
-            assert "event.metadata" in one["error"]
+            assert "out of range" in one["error"]
             await until_async(lambda: _is_left(url, 2), "the neighbour")
             assert (await command(url, "retry", str(flawed))).exit_code == 0
             await until_async(lambda: _has_attempts(connection, 2), "a second attempt")
@@ -101,7 +101,8 @@ async def test_messages_that_can_never_be_read_or_sent_fail_alone(
 ) -> None:
     reasons = {
         "range": "out of range",
-        "large": "2^53",
+        "large": "out of range",
+        "letter": "dead-letter service",
         "json": "MessageEnvelope",
         "spaced": "a space",
         "query": "queries are requests",
@@ -109,10 +110,11 @@ async def test_messages_that_can_never_be_read_or_sent_fail_alone(
     }
     rows = [
         (MESSAGES_SUBJECT, envelope("range", '{"n":1e400}'), "range", None),
-        (MESSAGES_SUBJECT, envelope("large", '{"n":12345678901234567890}'), "large", None),
+        (MESSAGES_SUBJECT, envelope("large", f'{{"n":{"9" * 4_301}}}'), "large", None),
         (MESSAGES_SUBJECT, "no json", "json", None),
         ("sr.events loop", envelope("spaced"), "spaced", None),
         ("sr.queries.loop", envelope("query"), "query", None),
+        ("dlq.sr.events.loop", envelope("letter"), "letter", None),
         (MESSAGES_SUBJECT, envelope("trace"), "trace", "00-\r\nX: y"),
         (MESSAGES_SUBJECT, envelope("fine"), "fine", None),
     ]

@@ -196,13 +196,92 @@ BEGIN
     RETURN NEXT;
 END $$;
 
+-- Canonical JSON as contracts/canonical.py writes it: members in order of UTF-16 code units, whole numbers with all their
+-- digits, fractions as ECMAScript writes them. These three are called by the functions below, which set the search path.
+
+CREATE FUNCTION canonical_fraction(p_value float8) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+DECLARE
+    v_parts text[] := regexp_match(p_value::text, '^-?(\d+)(?:\.(\d+))?(?:e([+-]\d+))?$');
+    v_sign text := CASE WHEN p_value < 0 THEN '-' ELSE '' END;
+    v_digits text := ltrim(v_parts[1] || coalesce(v_parts[2], ''), '0');
+    v_exponent integer := coalesce(v_parts[3], '0')::integer - length(coalesce(v_parts[2], ''));
+    v_point integer;
+    v_shorter numeric;
+BEGIN
+    IF p_value = 0 THEN
+        RETURN '0';
+    END IF;
+    -- PostgreSQL writes one digit more than ECMAScript where a text lies exactly between two doubles, such as 1e23.
+    FOREACH v_shorter IN ARRAY ARRAY[div(v_digits::numeric, 10), div(v_digits::numeric, 10) + 1] LOOP
+        IF length(v_digits) > 15 AND abs(p_value) BETWEEN 1e-40 AND 1e40
+            AND (v_sign || v_shorter || 'e' || v_exponent + 1)::float8 = p_value THEN
+            v_digits := v_shorter::text;
+            v_exponent := v_exponent + 1;
+        END IF;
+    END LOOP;
+    v_point := length(v_digits) + v_exponent;
+    v_digits := rtrim(v_digits, '0');
+    IF length(v_digits) <= v_point AND v_point <= 21 THEN
+        RETURN v_sign || rpad(v_digits, v_point, '0');
+    ELSIF 0 < v_point AND v_point <= 21 THEN
+        RETURN v_sign || left(v_digits, v_point) || '.' || substr(v_digits, v_point + 1);
+    ELSIF -6 < v_point AND v_point <= 0 THEN
+        RETURN v_sign || '0.' || repeat('0', -v_point) || v_digits;
+    END IF;
+    RETURN v_sign || left(v_digits, 1) || coalesce('.' || nullif(substr(v_digits, 2), ''), '')
+        || 'e' || CASE WHEN v_point > 0 THEN '+' ELSE '' END || v_point - 1;
+END $$;
+
+CREATE FUNCTION canonical_scalar(p_value json) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE json_typeof(p_value)
+        WHEN 'string' THEN to_json(p_value #>> '{}')::text
+        WHEN 'number' THEN
+            CASE WHEN p_value::text = '-0' THEN '0' WHEN p_value::text ~ '^-?\d+$' THEN p_value::text
+                ELSE canonical_fraction(p_value::text::float8) END
+        ELSE p_value::text
+    END;
+$$;
+
+CREATE FUNCTION canonical_json(p_value json) RETURNS text LANGUAGE plpgsql IMMUTABLE STRICT AS $$
+BEGIN
+    IF json_typeof(p_value) = 'object' THEN
+        RETURN (
+            SELECT '{' || coalesce(string_agg(to_json(key)::text || ':' || CASE WHEN json_typeof(value) IN ('object', 'array')
+                    THEN canonical_json(value) ELSE canonical_scalar(value) END, ','
+                ORDER BY CASE WHEN octet_length(key) = length(key) THEN key
+                    ELSE regexp_replace(key, '([\uE000-\uFFFF])', U&'\+10FFFF' || '\1', 'g') END COLLATE "C"), '') || '}'
+            FROM json_each(p_value)
+        );
+    ELSIF json_typeof(p_value) = 'array' THEN
+        RETURN (
+            SELECT '[' || coalesce(string_agg(canonical_json(value), ',' ORDER BY place), '') || ']'
+            FROM json_array_elements(p_value) WITH ORDINALITY AS element(value, place)
+        );
+    END IF;
+    RETURN canonical_scalar(p_value);
+END $$;
+
+CREATE FUNCTION message_idempotency_key(p_message_type text, p_message_id text, p_payload json)
+RETURNS text LANGUAGE sql IMMUTABLE STRICT SET search_path FROM CURRENT AS $$
+    SELECT 'sha256:' || encode(sha256(convert_to(
+        '{"message_id":' || to_json(p_message_id)::text || ',"message_type":' || to_json(p_message_type)::text
+            || ',"payload":' || canonical_json(p_payload) || '}', 'UTF8')), 'hex');
+$$;
+COMMENT ON FUNCTION message_idempotency_key IS 'The idempotency key of a MessageEnvelope.';
+
 CREATE FUNCTION enqueue_message(p_subject text, p_envelope json, p_traceparent text DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
 DECLARE
     v_id bigint;
+    v_body text := p_envelope::text;
+    v_sent record;
+    v_type text;
+    v_message_id text;
     v_key text;
-    v_subject text;
-    v_bytes bigint := 2048 + octet_length(p_envelope::text);
+    v_flaw text;
+    v_derived text;
+    v_known outbox_messages;
+    v_bytes bigint;
     v_bytes_max bigint;
 BEGIN
     IF p_subject IS NULL OR octet_length(p_subject) > 1024
@@ -217,25 +296,61 @@ BEGIN
     IF p_envelope IS NULL OR json_typeof(p_envelope) <> 'object' THEN
         RAISE EXCEPTION 'the envelope is no object' USING ERRCODE = 'OW400';
     END IF;
-    v_key := p_envelope ->> 'idempotency_key';
-    IF coalesce(p_envelope ->> 'schema_version', '') <> '1.0'
-        OR v_key IS NULL OR v_key !~ '^[[:print:]]+$' OR length(v_key) > 512 THEN
-        RAISE EXCEPTION 'the envelope is no MessageEnvelope 1.0 with an idempotency_key' USING ERRCODE = 'OW400';
+    SELECT * INTO v_sent FROM json_to_record(p_envelope) AS sent (
+        schema_version json, message_type json, message_id json, event_id json, "timestamp" json, actor_id json,
+        actor_kind json, payload json, idempotency_key json);
+    v_sent.message_id := coalesce(v_sent.message_id, v_sent.event_id);
+    v_type := v_sent.message_type #>> '{}';
+    v_message_id := v_sent.message_id #>> '{}';
+    v_key := v_sent.idempotency_key #>> '{}';
+    v_flaw := CASE
+        WHEN v_sent.schema_version::text IS DISTINCT FROM '"1.0"' THEN 'schema_version'
+        WHEN json_typeof(v_sent.message_type) IS DISTINCT FROM 'string' OR length(v_type) NOT BETWEEN 1 AND 256
+            THEN 'message_type'
+        WHEN json_typeof(v_sent.message_id) IS DISTINCT FROM 'string' OR length(v_message_id) > 512
+            OR v_message_id !~ '^[[:print:]]+$' THEN 'message_id'
+        WHEN v_sent.timestamp IS NULL OR v_sent.timestamp::text !~ '^".*([Zz]|[+-]00(:?00)?)"$' THEN 'timestamp (in UTC)'
+        WHEN json_typeof(v_sent.actor_id) IS DISTINCT FROM 'string'
+            OR length(v_sent.actor_id #>> '{}') NOT BETWEEN 1 AND 512 THEN 'actor_id'
+        WHEN coalesce(v_sent.actor_kind::text, '') NOT IN ('"HUMAN"', '"AGENT"', '"SYSTEM"')
+            THEN 'actor_kind (HUMAN, AGENT or SYSTEM)'
+        WHEN json_typeof(v_sent.payload) IS DISTINCT FROM 'object' THEN 'payload (an object)'
+        WHEN p_envelope -> 'idempotency_key' IS NOT NULL AND (json_typeof(v_sent.idempotency_key) IS DISTINCT FROM 'string'
+            OR length(v_key) > 512 OR v_key !~ '^[[:print:]]+$') THEN 'idempotency_key'
+    END;
+    IF v_flaw IS NOT NULL THEN
+        RAISE EXCEPTION 'this is no MessageEnvelope 1.0: it has no valid %', v_flaw USING ERRCODE = 'OW400';
     END IF;
+    IF v_key IS NULL OR v_key ~ '^sha256:[0-9a-f]{64}$' THEN
+        v_derived := message_idempotency_key(v_type, v_message_id, v_sent.payload);
+        IF v_key <> v_derived THEN
+            RAISE EXCEPTION 'the idempotency_key is not that of the message, which is %', v_derived
+                USING ERRCODE = 'OW400', HINT = 'Leave it out, or make it by message_idempotency_key(type, id, payload).';
+        ELSIF v_key IS NULL THEN
+            v_key := v_derived;
+            v_body := regexp_replace(v_body, '\s*\}\s*$', ', "idempotency_key": "' || v_key || '"}');
+        END IF;
+    END IF;
+    v_bytes := 2048 + octet_length(v_body);
     SELECT body_bytes_max INTO v_bytes_max FROM relay_state;
     IF v_bytes > v_bytes_max THEN
         RAISE EXCEPTION 'the message takes % bytes, % can be published', v_bytes, v_bytes_max
             USING ERRCODE = 'OW413', HINT = 'Store large content elsewhere and enqueue its address.';
     END IF;
     INSERT INTO outbox_messages (subject, body, idempotency_key, traceparent)
-        VALUES (p_subject, p_envelope::text, v_key, p_traceparent)
+        VALUES (p_subject, v_body, v_key, p_traceparent)
         ON CONFLICT (idempotency_key) DO NOTHING RETURNING id INTO v_id;
     IF v_id IS NULL THEN
-        SELECT id, subject INTO v_id, v_subject FROM outbox_messages WHERE idempotency_key = v_key;
-        IF v_subject <> p_subject THEN
-            RAISE EXCEPTION '% was enqueued for % before', v_key, v_subject USING ERRCODE = 'OW409',
+        SELECT * INTO v_known FROM outbox_messages WHERE idempotency_key = v_key;
+        IF v_known.subject <> p_subject THEN
+            RAISE EXCEPTION '% was enqueued for % before', v_key, v_known.subject USING ERRCODE = 'OW409',
                 HINT = 'One message goes to one subject: make a second message with an id of its own.';
+        ELSIF v_known.body <> v_body AND (v_known.body::json ->> 'message_type' <> v_type
+            OR canonical_json(v_known.body::json -> 'payload') <> canonical_json(v_sent.payload)) THEN
+            RAISE EXCEPTION '% was enqueued with another type or payload before', v_key USING ERRCODE = 'OW409',
+                HINT = 'Leave the key out: then each message has one of its own.';
         END IF;
+        v_id := v_known.id;
     END IF;
     PERFORM wake_relay();
     RETURN v_id;
