@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,91 @@ async def test_a_server_that_is_killed_loses_and_doubles_no_token(server: NatsSe
                 elif event["status"] == "completed":
                     break
             assert "".join(f"{n} " for n in range(300)) == text
+
+
+async def produce(client: Client, conversation: str, stored: list[str], before: Callable[[int], None]) -> Any:
+    """An answer of two hundred words. `before` is told of each."""
+    async with tokens.stream(conversation, client=client, enqueue=stored.append) as out:
+        for n in range(200):
+            before(n)
+            await out.send(f"{n} ")
+            await asyncio.sleep(0)
+    return out
+
+
+KINDS = ("events", "tokens")
+WORDS = "".join(f"{n} " for n in range(200))
+
+
+async def test_an_answer_is_stored_although_nats_goes_away_while_it_is_given(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "DRAIN_S_MAX", 0.1)
+    monkeypatch.setattr(tokens, "END_S_MAX", 0.1)
+    stored: list[str] = []
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        out = await within(produce(client, new_conversation(), stored, lambda n: server.kill() if n == 50 else None))
+    assert [WORDS] == stored
+    assert out.lost_tokens
+
+
+async def test_an_answer_is_stored_while_nats_is_away_and_seen_once_it_is_back(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "BEGIN_S_MAX", 0.1)
+    monkeypatch.setattr(tokens, "DRAIN_S_MAX", 0.1)
+    conversation, stored = new_conversation(), list[str]()
+    async with oncewire.connect(server.url) as client:
+        await ensure(client)
+        server.kill()
+        producing = asyncio.create_task(produce(client, conversation, stored, lambda n: None))
+        await until(lambda: stored)
+        server.start()
+        assert not (await within(producing)).lost_tokens
+        found = [await client.get_batch("CHAT_EVENTS", subject=f"chat.{kind}.{conversation}") for kind in KINDS]
+    events, chunks = [[json.loads(one.payload)["event"] for one in some] for some in found]
+    assert ["started", "completed"] == [one["status"] for one in events]
+    assert [WORDS, WORDS] == [*stored, "".join(one["token"] for one in chunks)]
+
+
+async def test_what_can_never_be_published_is_an_error_at_the_beginning(client: Client) -> None:
+    with pytest.raises(oncewire.errors.NotFound):
+        async with tokens.stream(new_conversation(), client=client, events_prefix="nowhere.events"):
+            raise AssertionError("the block began")
+
+
+async def test_a_long_answer_has_few_enough_chunks_to_be_kept_whole(client: Client) -> None:
+    """Each word is a moment later than the one before, as far as the producer can see."""
+    conversation = new_conversation()
+    async with tokens.stream(conversation, client=client, interval_ms=0) as out:
+        out._chunks = 9_000
+        for n in range(50):
+            await out.send(f"{n} ")
+            await asyncio.sleep(0.001)
+    found = await client.get_batch("CHAT_EVENTS", subject=f"chat.tokens.{conversation}")
+    assert len(found) <= 4
+    assert "".join(f"{n} " for n in range(50)) == "".join(json.loads(one.payload)["event"]["token"] for one in found)
+
+
+async def test_metadata_goes_with_a_chunk_of_its_own(client: Client) -> None:
+    conversation, saved = new_conversation(), list[str]()
+    async with tokens.stream(conversation, client=client, enqueue=saved.append, metadata={"model": "m"}) as out:
+        await out.send("The ")
+        await out.send("", metadata={"reasoning": "hm"})
+        await out.send("answer", metadata={"citation": 1})
+        await out.send(".")
+    found = await client.get_batch("CHAT_EVENTS", subject=f"chat.tokens.{conversation}")
+    shown = [(one["token"], one["metadata"]) for one in (json.loads(one.payload)["event"] for one in found)]
+    model = {"model": "m"}
+    assert ["The answer."] == saved
+    assert [
+        ("The ", model),
+        ("", model | {"reasoning": "hm"}),
+        ("answer", model | {"citation": 1}),
+        (".", model),
+        ("", model),
+    ] == shown
 
 
 async def test_headers_keep_proxies_from_holding_back_and_let_only_known_origins_read(client: Client) -> None:

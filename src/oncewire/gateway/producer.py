@@ -8,26 +8,38 @@ What goes out, in this order: lifecycle `started`; chunks; then, once `enqueue` 
 in the caller's own transaction, a last chunk with `isFinal` and lifecycle `completed`, which carries the message's
 sequence. An exception gives `errored` instead, `block` gives `blocked`, and neither stores a message.
 
+Tokens are best effort, the message is not: while NATS is away the model runs on, `enqueue` is called with all of the
+text, and the block ends. Chunks that wait are sent once NATS is back; what could not be sent in time is missing for
+those who watch (`lost_tokens`), until they have the message.
+
 Somebody may ask to stop the answer (`POST /stream/{conversation}/stop`): the next `send` raises Stopped, and the block
 ends in order with the text so far, `completed` and the detail {"stopped": true}. A client that only disconnects stops
 nothing.
 
-A producer that dies leaves `started` without an end, and no message. Whoever takes the work up begins a stream of its
-own: its `started` tells clients to forget the chunks before it. Chunks are confirmed one publish after the other, each
-under an id, so that a lost connection neither loses nor doubles one; a dead producer loses what it had not yet sent.
+A producer that dies leaves `started` without an end, and no message. Gateways ask a silent producer whether it lives,
+and tell those who watch when it does not. Whoever takes the work up begins a stream of its own: its `started` tells
+clients to forget the chunks before it. Chunks are confirmed one publish after the other, each under an id, so that a
+lost connection neither loses nor doubles one; a dead producer loses what it had not yet sent.
+
+The stream keeps 10,000 chunks of a conversation, and a new viewer begins with an answer's first. So the pause between
+two chunks grows with their number: 10 ms at first, 40 ms after 2,000 chunks, 160 ms after 4,000; 9,000 last for forty
+minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 import secrets
 import time
 import uuid
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from oncewire._ground import settings
 from oncewire._ground.arguments import check_secret, check_text
@@ -43,16 +55,28 @@ from oncewire._ground.contracts.realtime import (
     encode_realtime,
 )
 from oncewire._ground.contracts.subjects import chat_events, chat_stop, chat_tokens, token
-from oncewire._ground.errors import Refused, Unavailable
+from oncewire._ground.errors import OncewireError, Refused, Unavailable
 from oncewire._ground.jetstream import Client, Message
 
 INTERVAL_MS: Final = 10
 """Between two chunks: what is sent meanwhile goes out together. The first goes out at once."""
-WAITING_CHARS_MAX: Final = 65_536
-"""Text that waits for the server: then `send` waits too."""
+GROWTH_S: Final = 0.01
+"""The least pause after 1,000 chunks; it grows with the square of their number."""
+CHUNK_CHARS_MAX: Final = 65_536
+"""Of text that gathered while the server was away: what is more goes into the next chunk."""
 PUBLISH_S_MAX: Final = 60.0
 """How long a chunk is tried while the server is away."""
+BEGIN_S_MAX: Final = 2.0
+"""How long `started` is waited for."""
+DRAIN_S_MAX: Final = 2.0
+"""How long chunks that wait are waited for before the message is stored."""
+END_S_MAX: Final = 20.0
+"""How long the end is waited for, once the message is stored."""
 RETRY_S: Final = 0.1
+IS_ALIVE: Final = b"alive"
+"""What a gateway asks on the subject for stops when it only wants to know whether anybody is writing."""
+
+_log = logging.getLogger("oncewire.tokens")
 
 Enqueue = Callable[[str], Awaitable[Any] | Any]
 """Stores the whole text as a message. What it returns may have a `sequence`, as `outbox.enqueue`'s answer has."""
@@ -60,6 +84,14 @@ Enqueue = Callable[[str], Awaitable[Any] | Any]
 
 class Stopped(Exception):
     """Somebody asked to stop the answer. Leave the block; what was written so far is stored."""
+
+
+class _Piece(NamedTuple):
+    """A part of the answer that waits to be sent."""
+
+    text: str
+    metadata: dict[str, Any] | None = None
+    is_final: bool = False
 
 
 class Stream:
@@ -84,7 +116,7 @@ class Stream:
         self._enqueue = enqueue
         self.message_id = token(message_id or str(uuid.uuid4()), "messageId")
         self._sequence = last_sequence
-        self._metadata = dict(metadata) if metadata else None
+        self._metadata = dict(metadata) if metadata else {}
         self._headers = {TENANT: check_text("stream", "tenant", tenant)} if tenant else None
         self._interval_s = interval_ms / 1000
         self._events = chat_events(conversation_id, prefix=events_prefix)
@@ -92,14 +124,17 @@ class Stream:
         self._attempt = secrets.token_hex(4)
         self._chunks = 0
         self._text: list[str] = []
-        self._waiting: list[str] = []
-        self._waiting_chars = 0
+        self._waiting: deque[_Piece | StreamLifecycle] = deque()
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
+        self._is_sent = asyncio.Event()
+        """Nothing waits."""
         self._is_ending = self._is_blocked = False
         self._sender: asyncio.Task[None] | None = None
+        self._refused: OncewireError | None = None
         self.stopped = False
         """Somebody asked to stop."""
+        self.lost_tokens = False
+        """Something could not be sent in time: those who watch see less of it than the message has."""
 
     @property
     def text(self) -> str:
@@ -107,37 +142,44 @@ class Stream:
         return "".join(self._text)
 
     async def __aenter__(self) -> Stream:
-        await self._tell("started")
+        """Begin. What can never be published is an error here; a NATS that is away is not waited for."""
         stop = chat_stop(self._conversation_id)
         queue = f"tokens-{self._attempt}"  # a queue of its own: each producer hears it
         self._subscriptions = [
             self._client.serve(subject, self._on_stop, queue=queue) for subject in (stop, f"{stop}.{self.message_id}")
         ]
         self._sender = asyncio.create_task(self._send_on(), name="oncewire-tokens")
+        self._tell("started")
+        await self._until_sent(BEGIN_S_MAX)
+        if self._refused is not None:
+            await self._close()
+            raise self._refused
         return self
 
-    async def send(self, text: str) -> None:
-        """Send more of the answer. Raises Stopped when somebody asked for that."""
+    async def send(self, text: str, *, metadata: Mapping[str, Any] | None = None) -> None:
+        """Send more of the answer. Raises Stopped when somebody asked for that.
+
+        `metadata` goes with a chunk of its own: what is not part of the text, such as reasoning, a call of a tool or a
+        citation, goes there with an empty text.
+        """
         if self._is_ending or self._is_blocked:
             raise Refused("the answer has ended", hint="Send inside the block, and before `block`.")
         if self.stopped:
             raise Stopped
-        if not check_secret("send", "text", text):
-            return
+        check_secret("send", "text", text)
         self._text.append(text)
-        self._waiting.append(text)
-        self._waiting_chars += len(text)
-        self._wake.set()
-        while self._waiting_chars > WAITING_CHARS_MAX:
-            self._room.clear()
-            await self._until(self._room)
+        if metadata:
+            self._put(_Piece(text, dict(metadata)))
+            return
+        for start in range(0, len(text), CHUNK_CHARS_MAX):
+            self._put(_Piece(text[start : start + CHUNK_CHARS_MAX]))
 
     async def block(self, detail: Any = None) -> None:
         """End the answer as blocked: it may not be given. Nothing more can be sent, and no message is stored."""
         if not self._is_blocked:
-            self._is_blocked = True
-            await self._drain()
-            await self._tell("blocked", detail)
+            self._is_blocked = self._is_ending = True
+            self._tell("blocked", detail)
+            await self._until_sent(END_S_MAX)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,21 +187,19 @@ class Stream:
         try:
             if self._is_blocked:
                 return False
+            self._is_ending = True
             if error is not None and not isinstance(error, Stopped):
                 await self._give_up(error)
                 return False
             await self._finish()
             return True
         finally:
-            if self._sender is not None:
-                self._sender.cancel()
-                await asyncio.gather(self._sender, return_exceptions=True)
-            for subscription in self._subscriptions:
-                self._client.unsubscribe(subscription)
+            await self._close()
 
     async def _finish(self) -> None:
+        """The message is stored whether or not the chunks before it could be sent."""
+        await self._until_sent(DRAIN_S_MAX)
         try:
-            await self._drain()
             if self._enqueue is not None:
                 stored = self._enqueue(self.text)
                 stored = await stored if inspect.isawaitable(stored) else stored
@@ -168,63 +208,95 @@ class Stream:
         except Exception as error:
             await self._give_up(error)
             raise
-        await self._chunk("", is_final=True)
-        await self._tell("completed", {"stopped": True} if self.stopped else None)
+        self._put(_Piece("", is_final=True))
+        self._tell("completed", {"stopped": True} if self.stopped else None)
+        await self._until_sent(END_S_MAX)
 
     async def _give_up(self, error: BaseException) -> None:
-        self._is_ending = True
-        await self._tell("errored", {"error": type(error).__name__})
+        self._tell("errored", {"error": type(error).__name__})
+        await self._until_sent(DRAIN_S_MAX)
+
+    async def _close(self) -> None:
+        for subscription in self._subscriptions:
+            self._client.unsubscribe(subscription)
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+        if self._waiting:
+            self.lost_tokens = True
+            _log.warning("answer %s: %d parts were not sent to those who watch", self.message_id, len(self._waiting))
 
     # ---- out
 
-    async def _drain(self) -> None:
-        """Everything that was sent is stored."""
-        self._is_ending = True
-        self._wake.set()
-        if self._sender is not None:
-            await self._sender
+    def _tell(self, status: Literal["started", "blocked", "completed", "errored"], detail: Any = None) -> None:
+        self._put(StreamLifecycle(message_id=self.message_id, status=status, detail=detail))
 
-    async def _until(self, event: asyncio.Event) -> None:
-        """Wait, unless sending has failed meanwhile."""
-        assert self._sender is not None
-        waiting = asyncio.ensure_future(event.wait())
-        try:
-            await asyncio.wait({waiting, self._sender}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            waiting.cancel()
-        if self._sender.done():
-            self._sender.result()
+    def _put(self, part: _Piece | StreamLifecycle) -> None:
+        self._waiting.append(part)
+        self._is_sent.clear()
+        self._wake.set()
+
+    async def _until_sent(self, timeout_s: float) -> None:
+        """Wait until nothing waits to be stored, for so long at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_sent.wait()
 
     async def _send_on(self) -> None:
-        """One chunk after the other: what gathers while one is on its way is the next."""
+        """One after the other: text that gathers while something is on its way is the next chunk."""
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
                 began = time.monotonic()
-                text, self._waiting = "".join(self._waiting), []
-                await self._chunk(text)
-                self._waiting_chars -= len(text)
-                self._room.set()
+                await self._publish_next()
                 if not self._is_ending:
-                    await asyncio.sleep(max(0.0, began + self._interval_s - time.monotonic()))
-            if self._is_ending:
-                return
+                    await asyncio.sleep(max(0.0, began + self._pause_s - time.monotonic()))
+            self._is_sent.set()
 
-    async def _chunk(self, text: str, *, is_final: bool = False) -> None:
-        self._chunks += 1
-        chunk_id = f"{self._attempt}-{self._chunks}"
-        event = TokenChunk(
-            message_id=self.message_id, chunk_id=chunk_id, token=text, is_final=is_final, metadata=self._metadata
-        )
-        await self._publish(self._tokens, event, chunk_id)
+    @property
+    def _pause_s(self) -> float:
+        return max(self._interval_s, GROWTH_S * (self._chunks / 1_000) ** 2)
 
-    async def _tell(self, status: Literal["started", "blocked", "completed", "errored"], detail: Any = None) -> None:
-        event = StreamLifecycle(message_id=self.message_id, status=status, detail=detail)
-        await self._publish(self._events, event, f"{self._attempt}-{status}")
+    async def _publish_next(self) -> None:
+        """What is next goes only when it is stored, or has been tried for too long."""
+        part = self._waiting[0]
+        if isinstance(part, StreamLifecycle):
+            is_stored = await self._publish(self._events, part, f"{self._attempt}-{part.status}")
+            self._waiting.popleft()
+        else:
+            pieces = self._together()
+            self._chunks += 1
+            chunk_id = f"{self._attempt}-{self._chunks}"
+            event = TokenChunk(
+                message_id=self.message_id,
+                chunk_id=chunk_id,
+                token="".join([piece.text for piece in pieces]),
+                is_final=part.is_final,
+                metadata=self._metadata | (part.metadata or {}) or None,
+            )
+            is_stored = await self._publish(self._tokens, event, chunk_id)
+            for _ in pieces:
+                self._waiting.popleft()
+        self.lost_tokens = self.lost_tokens or not is_stored
 
-    async def _publish(self, subject: str, event: Event, name: str) -> None:
-        """Stored when it returns. Tried again under the same id while the server is away."""
+    def _together(self) -> list[_Piece]:
+        """The pieces of the next chunk. One with metadata is a chunk of its own, and so is the final one."""
+        pieces: list[_Piece] = []
+        size = 0
+        for part in self._waiting:
+            is_plain = isinstance(part, _Piece) and part.metadata is None and not part.is_final
+            if pieces and (not is_plain or size >= CHUNK_CHARS_MAX):
+                break
+            assert isinstance(part, _Piece)
+            pieces.append(part)
+            size += len(part.text)
+            if not is_plain:
+                break
+        return pieces
+
+    async def _publish(self, subject: str, event: Event, name: str) -> bool:
+        """Whether it is stored when it returns. Tried under the same id while the server is away."""
         envelope = RealtimeEnvelope(
             version=VERSION,
             conversation_id=self._conversation_id,
@@ -238,21 +310,26 @@ class Stream:
         while True:
             try:
                 await self._client.publish(subject, body, msg_id=id_, headers=self._headers, raw=True)
-            except Unavailable:
-                if time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(RETRY_S)
-            else:
-                return
+                return True
+            except OncewireError as error:
+                if isinstance(error, Unavailable) and time.monotonic() < deadline:
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                self._refused = error
+                if not self.lost_tokens:
+                    _log.warning("answer %s: those who watch do not get %s: %s", self.message_id, name, error)
+                return False
 
     # ---- stopping
 
     async def _on_stop(self, message: Message) -> bytes:
-        """A gateway that knows tenants says for which it asks: another's conversation may have the same id."""
+        """A gateway that knows tenants says for which it asks: another's conversation may have the same id. One that
+        has heard nothing for a while only asks whether the answer is still being written."""
         tenant = message.headers.get(TENANT)
         if tenant is not None and self._headers is not None and tenant != self._headers[TENANT]:
             return ENCODE([])
-        self.stopped = True
+        if message.payload != IS_ALIVE:
+            self.stopped = True
         return ENCODE([self.message_id])
 
 
