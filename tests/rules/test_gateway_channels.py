@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from oncewire.gateway.channels import Channel, Event, Listener, Look
+from oncewire.gateway.channels import SILENT_S, Channel, Event, Listener, Look
 from oncewire.gateway.frames import Conversation, Envelope, read_envelope
 from oncewire.gateway.rooms import Say
 from oncewire.gateway.tokens import cut_off
@@ -129,11 +129,11 @@ def test_a_crowd_that_comes_back_costs_one_page_at_a_time(monkeypatch: pytest.Mo
 def test_a_new_listener_begins_at_the_running_answer_else_at_the_last_word() -> None:
     channel = Channel(Conversation(CONVERSATION), 100)
     assert 100 == channel.begin
-    channel.learn([lifecycle(90, "completed", "b"), lifecycle(80, "started", "b")])  # the scan tells in any order
+    channel.learn([lifecycle(90, "completed", "b"), lifecycle(80, "started", "b")], 0.0)  # in any order
     assert 89 == channel.begin
-    channel.learn([lifecycle(70, "started", "a")])
+    channel.learn([lifecycle(70, "started", "a")], 0.0)
     assert 69 == channel.begin
-    channel.learn([lifecycle(110, "errored", "a"), lifecycle(70, "started", "a")])
+    channel.learn([lifecycle(110, "errored", "a"), lifecycle(70, "started", "a")], 0.0)
     assert 100 == channel.begin, "the last word is among what is recent"
 
 
@@ -152,3 +152,35 @@ def test_a_chunk_that_does_not_follow_on_the_one_before_is_seen() -> None:
         chunk(10, "nobody's"),
     ]
     assert [3, 7, 9] == [one.place for one, is_cut in cut_off(stretch) if is_cut]
+
+
+def test_an_answer_whose_producer_does_not_answer_twice_is_lost_for_all_who_listen_and_come() -> None:
+    """Who is live is told at once, who is not when it is; whoever takes it up begins anew."""
+    hall = Hall(1)
+    channel = hall.channel
+    said: dict[str, list[bytes]] = {"live": [], "full": [], "late": []}
+    listeners = {name: Listener(None, said[name].append, 0) for name in said}  # type: ignore[arg-type]
+    for name in ("live", "full"):
+        channel.join(listeners[name])
+        channel.ready(listeners[name], 0)
+    hall.step_all()
+    channel.full(listeners["full"])
+    channel.learn([lifecycle(1, "started", "a")], 0.0)
+    assert [] == channel.silent(SILENT_S - 1)
+    channel.heard("a", 4.0)
+    assert [] == channel.silent(SILENT_S + 3)
+    assert ["a"] == channel.silent(SILENT_S + 4)
+    assert not channel.unheard("a")
+    assert [] == channel.silent(SILENT_S + 5), "it is not asked about again at once"
+    assert ["a"] == channel.silent(2 * SILENT_S + 4)
+    assert channel.unheard("a")
+    lost = channel.lose("a", b"lost")
+    assert lost is not None
+    hall.perform([lost])
+    listeners["full"].is_full = False
+    channel.join(listeners["late"])
+    channel.ready(listeners["late"], channel.begin)
+    hall.step_all()
+    assert {"live": [b"lost"], "full": [b"lost"], "late": [b"lost"]} == said
+    channel.learn([lifecycle(9, "started", "a")], 100.0)
+    assert ["a"] == list(channel.running)

@@ -17,8 +17,11 @@ import pytest
 
 import oncewire
 from oncewire import tokens
+from oncewire._ground.contracts.subjects import chat_stop
 from oncewire._ground.jetstream import Client
 from oncewire._ground.topology import ensure
+from oncewire.gateway import channels
+from oncewire.gateway import node as node_module
 from tests.support.gateway import chunk, guest, lifecycle, new_conversation, node, publish, running, source
 from tests.support.http import get, post, wire
 from tests.support.nats import NatsServer
@@ -290,6 +293,66 @@ async def main():
             await asyncio.sleep(600)
 asyncio.run(main())
 """
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer is asked after a moment of silence."""
+    monkeypatch.setattr(channels, "SILENT_S", 0.2)
+    monkeypatch.setattr(node_module, "LOOK_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_answer_whose_producer_died_ends_for_all_who_watch_and_for_who_comes_later(
+    client: Client, shared_server: NatsServer
+) -> None:
+    conversation = new_conversation()
+    process = subprocess.Popen([sys.executable, "-c", PRODUCER, shared_server.url, conversation])
+    try:
+        async with node(client) as (_, url), source(url, conversation) as one, guest(url) as member:
+            await member.join(conversation)
+            await one.event()
+            assert "started" == await told(one)
+            assert "started" == (await member.next())["event"]["status"]
+            assert "begun" == json.loads((await one.event())[1])["event"]["token"]
+            process.kill()
+            process.wait()
+            name, data = await one.event()
+            event = json.loads(data)["event"]
+            assert ("event", "errored", {"cause": "producer_lost"}) == (name, event["status"], event["detail"])
+            assert event == (await member.next())["event"], "in the room too"
+            async with source(url, conversation) as late:
+                await late.event()
+                assert "started" == await told(late)
+                assert "begun" == json.loads((await late.event())[1])["event"]["token"]
+                assert "errored" == await told(late)
+        found = await client.get_batch("CHAT_EVENTS", subject=f"chat.events.{conversation}")
+        assert 1 == len(found), "it is not stored"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_producer_that_is_silent_and_lives_is_left_alone(client: Client) -> None:
+    conversation, asked = new_conversation(), []
+    async with node(client) as (_, url), source(url, conversation) as one:
+        await one.event()
+        async with tokens.stream(conversation, client=client) as out:
+            answer = out._on_stop
+
+            async def count(message: Any) -> bytes:
+                asked.append(message)
+                return await answer(message)
+
+            for subscription in out._subscriptions:
+                client.unsubscribe(subscription)
+            out._subscriptions = [client.serve(f"{chat_stop(conversation)}.{out.message_id}", count)]
+            await until(lambda: len(asked) >= 4, "questions")
+            assert not out.stopped
+            await out.send("at last")
+        assert "started" == await told(one)
+        assert "at last" == json.loads((await one.event())[1])["event"]["token"]
 
 
 async def test_an_answer_whose_producer_died_is_begun_anew_by_the_next(

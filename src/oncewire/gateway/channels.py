@@ -17,6 +17,10 @@ from oncewire.gateway.rooms import Say, Write
 
 RECENT_MAX: Final = 512
 RECENT_BYTES_MAX: Final = 1 << 20
+SILENT_S: Final = 5.0
+"""An answer of which nothing was heard for so long is asked about, and then again."""
+MISSES_MAX: Final = 2
+"""Its producer is gone when nobody answers so often in a row: it may just be reconnecting."""
 ENDED_MAX: Final = 100
 """Answers that have ended and are remembered, so that an older word about one does not count."""
 
@@ -28,6 +32,17 @@ class Event(NamedTuple):
     place: int
     stored_ns: int
     data: bytes
+
+
+class Answer:
+    """One that is being written: where it began, when it was heard of, and how often its producer did not answer."""
+
+    __slots__ = ("heard_s", "misses", "place")
+
+    def __init__(self, place: int, heard_s: float) -> None:
+        self.place = place
+        self.heard_s = heard_s
+        self.misses = 0
 
 
 class Owner(Protocol):
@@ -43,7 +58,7 @@ class Owner(Protocol):
 class Listener:
     """One client. `place` is what it has."""
 
-    __slots__ = ("is_full", "is_live", "is_ready", "owner", "place", "write")
+    __slots__ = ("is_full", "is_live", "is_ready", "owner", "place", "told", "write")
 
     def __init__(self, owner: Owner, write: Write, place: int) -> None:
         self.owner = owner
@@ -53,6 +68,8 @@ class Listener:
         self.is_full = False
         self.is_ready = False
         """Its place is known."""
+        self.told: set[str] = set()
+        """Answers of which it was told that their producer is gone."""
 
 
 class Look:
@@ -83,33 +100,73 @@ class Channel:
         self._looking: Look | None = None
         self.is_scanned = False
         """The answers that began before the channel are known."""
-        self.running: dict[str, int] = {}
-        """Answers that have begun and not ended, by message: the place of their `started`."""
+        self.running: dict[str, Answer] = {}
+        """Answers that have begun and not ended, by message."""
         self._ended: dict[str, int] = {}
+        self._lost: dict[str, bytes] = {}
+        """Answers whose producer is gone, by what is said of it: that is not in the stream."""
         self._last_lifecycle = 0
 
     # ---- answers
 
-    def learn(self, envelopes: Iterable[Envelope]) -> None:
+    def learn(self, envelopes: Iterable[Envelope], now_s: float) -> None:
         """Lifecycle envelopes, in any order: of each answer the latest counts."""
         for one in envelopes:
-            if one.place <= max(self.running.get(one.message_id, 0), self._ended.get(one.message_id, 0)):
+            running = self.running.get(one.message_id)
+            if one.place <= (running.place if running is not None else self._ended.get(one.message_id, 0)):
                 continue
             self._last_lifecycle = max(self._last_lifecycle, one.place)
             self.running.pop(one.message_id, None)
             self._ended.pop(one.message_id, None)
+            self._lost.pop(one.message_id, None)
             if one.status == "started":
-                self.running[one.message_id] = one.place
+                self.running[one.message_id] = Answer(one.place, now_s)
             else:
-                self._ended[one.message_id] = one.place
-                if len(self._ended) > ENDED_MAX:
-                    del self._ended[next(iter(self._ended))]
+                self._end(one.message_id, one.place)
+
+    def _end(self, message_id: str, place: int) -> None:
+        self._ended[message_id] = place
+        if len(self._ended) > ENDED_MAX:
+            oldest = next(iter(self._ended))
+            del self._ended[oldest]
+            self._lost.pop(oldest, None)
+
+    def heard(self, message_id: str, now_s: float) -> None:
+        """A token of an answer, or its producer says that it lives."""
+        answer = self.running.get(message_id)
+        if answer is not None:
+            answer.heard_s, answer.misses = now_s, 0
+
+    def silent(self, now_s: float) -> list[str]:
+        """Answers whose producers are to be asked now whether they live."""
+        found = [id_ for id_, answer in self.running.items() if now_s - answer.heard_s >= SILENT_S]
+        for message_id in found:
+            self.running[message_id].heard_s = now_s
+        return found
+
+    def unheard(self, message_id: str) -> bool:
+        """Nobody answered for an answer: whether its producer counts as gone."""
+        answer = self.running.get(message_id)
+        if answer is None:
+            return False
+        answer.misses += 1
+        return answer.misses >= MISSES_MAX
+
+    def lose(self, message_id: str, data: bytes) -> Say | None:
+        """Its producer is gone: said to all who listen, now or when they are live."""
+        self._end(message_id, self.running.pop(message_id).place)
+        self._lost[message_id] = data
+        for listener in self.live:
+            listener.told.add(message_id)
+        return Say(tuple(self.live.values()), data) if self.live else None
 
     @property
     def begin(self) -> int:
         """Where a new listener begins: right before the `started` of the running answer, else before the last lifecycle
         event, else at what is recent."""
-        places = [*self.running.values(), *([self._last_lifecycle] if self._last_lifecycle else [])]
+        places = [answer.place for answer in self.running.values()]
+        if self._last_lifecycle:
+            places.append(self._last_lifecycle)
         return min([self.floor, *(place - 1 for place in places)])
 
     # ---- events
@@ -171,6 +228,9 @@ class Channel:
         if listener.place <= self.place:  # else it has been elsewhere, further than this node is
             listener.is_live = True
             self.live[listener] = listener.write
+            lost = [data for message_id, data in self._lost.items() if message_id not in listener.told]
+            listener.told.update(self._lost)
+            return Say((listener.write,), b"".join(lost)) if lost else None
         return None
 
     def _look_next(self) -> Look | None:

@@ -183,7 +183,7 @@ class Envelope:
     """A stored envelope: its bytes, and what the gateway needs to know of them."""
 
     __slots__ = (
-        "_has_replay", "_replay_frame", "body", "chunk_id", "epoch", "is_numbered", "is_presence", "kind", "message_id",
+        "_has_replay", "_replay_frame", "body", "chunk_id", "epoch", "is_numbered", "is_passing", "kind", "message_id",
         "place", "sequence", "state", "status", "stored_ns", "user_id",
     )  # fmt: skip
 
@@ -203,8 +203,8 @@ class Envelope:
         self.state = peek.event.state
         self.is_numbered = peek.event.type == NUMBERED
         self.epoch = epoch if self.is_numbered else None
-        self.is_presence = peek.event.type == PRESENCE
-        """It comes from another subject, which is followed and never read again."""
+        self.is_passing = peek.event.type == PRESENCE or place == 0
+        """It is not on the subject that is read again: it comes from another one, or a node says it itself."""
         self._has_replay = peek.replay is not UNSET
         self._replay_frame = b""
 

@@ -30,7 +30,7 @@ from oncewire.gateway.history import Archive, History
 from oncewire.gateway.limits import Limits
 from oncewire.gateway.rooms import Act, Fetch, Load, Member, Pump, Room, Say
 from oncewire.gateway.slabs import Slabs
-from oncewire.gateway.tokens import Tokens
+from oncewire.gateway.tokens import Tokens, producer_lost, sse
 
 BUSY_WRITES: Final = 500
 """Writes in one turn from which on the next turn waits a little, so that more goes into each write."""
@@ -46,6 +46,7 @@ PUMP_STEPS: Final = 32
 LINGER_S: Final = 30.0
 """How long a room without members keeps its backlog: clients that lost their connection come back."""
 
+LOOK_S: Final = 1.0
 STORED_IDS_MAX: Final = 1_000
 EVENT_ID: Final = re.compile(r"([0-9]{1,19})-([0-9]{1,18})")
 """When the stream stored an event, and at which place."""
@@ -273,8 +274,11 @@ class Node:
             self.on_presence(conversation, node_id, envelope.user_id, envelope.state)
         if kind == 1 or (kind == 0 and envelope.kind == LIFECYCLE and conversation in self.channels):
             channels.setdefault(conversation, []).append(self.tokens.event(envelope))
+            channel, now = self.channels[conversation], asyncio.get_running_loop().time()
             if kind == 0:
-                self.channels[conversation].learn([envelope])
+                channel.learn([envelope], now)
+            else:
+                channel.heard(envelope.message_id, now)
 
     def _envelope(self, conversation_id: str, message: Message) -> Envelope | None:
         epoch = None
@@ -437,7 +441,8 @@ class Node:
                 listener.owner.missed("the stream does not have the last event any more: this is the running answer")
             async with self._turn():
                 if not channel.is_scanned:
-                    channel.learn(await self.tokens.lifecycles(conversation))
+                    found = await self.tokens.lifecycles(conversation)
+                    channel.learn(found, asyncio.get_running_loop().time())
                     channel.is_scanned = True
             place = channel.begin
         channel.ready(listener, place)
@@ -510,6 +515,31 @@ class Node:
             for listener in channel.behind:
                 self._step(channel, listener)
             return
+
+    async def watch_answers(self) -> None:
+        """Ask the producers of answers that have fallen silent whether they live."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if not self.problem:
+                for channel in self.channels.values():
+                    for message_id in channel.silent(asyncio.get_running_loop().time()):
+                        self.spawn(self._ask_after(channel, message_id))
+
+    async def _ask_after(self, channel: Channel, message_id: str) -> None:
+        try:
+            is_alive = await self.tokens.has_producer(channel.conversation, message_id)
+        except OncewireError as error:  # nobody knows: it is asked again
+            log.info("whether answer %s is still written is not known: %s", message_id, error.message)
+            return
+        if is_alive:
+            channel.heard(message_id, asyncio.get_running_loop().time())
+        elif channel.unheard(message_id):
+            room = self.rooms.get(channel.conversation)
+            envelope = producer_lost(channel.conversation, message_id, room.last if room is not None else 0)
+            said = channel.lose(message_id, sse(b"event", envelope.body))
+            if said is not None:
+                self._say(said)
+            self.tell(channel.conversation, [envelope])
 
     def _end_channel(self, channel: Channel) -> None:
         """The stream is another: places mean nothing any more. Clients come back and begin anew."""

@@ -54,7 +54,7 @@ from oncewire._ground.contracts.realtime import (
     TokenChunk,
     encode_realtime,
 )
-from oncewire._ground.contracts.subjects import chat_events, chat_stop, chat_tokens, token
+from oncewire._ground.contracts.subjects import IS_ALIVE, chat_events, chat_stop, chat_tokens, token
 from oncewire._ground.errors import OncewireError, Refused, Unavailable
 from oncewire._ground.jetstream import Client, Message
 
@@ -73,8 +73,6 @@ DRAIN_S_MAX: Final = 2.0
 END_S_MAX: Final = 20.0
 """How long the end is waited for, once the message is stored."""
 RETRY_S: Final = 0.1
-IS_ALIVE: Final = b"alive"
-"""What a gateway asks on the subject for stops when it only wants to know whether anybody is writing."""
 
 _log = logging.getLogger("oncewire.tokens")
 

@@ -247,7 +247,7 @@ class Room:
         acts: list[Act] = []
         together: list[bytes] = []
         for at, one in enumerate(envelopes):
-            if one.place <= self.place and not one.is_presence:
+            if one.place <= self.place and not one.is_passing:
                 continue
             if self._is_gap(one):
                 self._say_live(acts, together)

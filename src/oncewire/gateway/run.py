@@ -57,6 +57,7 @@ async def serving(
         node.spawn(acks.run())
         node.spawn(presences.run())
         node.spawn(presences.watch())
+        node.spawn(node.watch_answers())
         await server.start(host, port)
         try:
             yield gateway

@@ -12,13 +12,21 @@ import msgspec
 
 from oncewire._ground.contracts.codec import ENCODE
 from oncewire._ground.contracts.headers import TENANT
-from oncewire._ground.contracts.subjects import chat_stop, chat_tokens, token
-from oncewire._ground.errors import ContractViolation, NotFound
+from oncewire._ground.contracts.realtime import (
+    VERSION,
+    DeliveryContract,
+    RealtimeEnvelope,
+    StreamLifecycle,
+    encode_realtime,
+)
+from oncewire._ground.contracts.subjects import IS_ALIVE, chat_stop, chat_tokens, token
+from oncewire._ground.errors import ContractViolation, NoResponders, NotFound
 from oncewire._ground.jetstream import Client
 from oncewire.gateway.channels import Event
-from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope
+from oncewire.gateway.frames import LIFECYCLE, Conversation, Envelope, read_envelope
 from oncewire.gateway.history import PAGE_MESSAGES, History, envelope_of
 
+LOST: Final = "producer_lost"
 ANSWER_S_MAX: Final = 3_600
 """An answer that began longer ago than this is not looked for: its producer is gone."""
 
@@ -67,6 +75,27 @@ def cut_off(envelopes: Iterable[Envelope]) -> Iterator[tuple[Envelope, bool]]:
             following[one.message_id] = (number[0], number[1] + 1)
             is_cut = expected is not None and number[1] != (expected[1] if expected[0] in ("", number[0]) else 1)
         yield one, is_cut
+
+
+def producer_lost(conversation: Conversation, message_id: str, sequence: int) -> Envelope:
+    """What a node says itself of an answer whose producer is gone. It is not stored: another node finds out itself."""
+    body = encode_realtime(
+        RealtimeEnvelope(
+            version=VERSION,
+            conversation_id=conversation.id,
+            sequence=sequence,
+            issued_at=datetime.now(UTC),
+            contract=DeliveryContract("at-least-once", f"{message_id}:{LOST}"),
+            event=StreamLifecycle(message_id=message_id, status="errored", detail={"cause": LOST}),
+        )
+    )
+    envelope = read_envelope(conversation.id, 0, body, None)
+    assert envelope is not None
+    return envelope
+
+
+def _tenant_of(conversation: Conversation) -> dict[str, str] | None:
+    return {TENANT: conversation.tenant} if conversation.tenant is not None else None
 
 
 class Tokens:
@@ -129,6 +158,15 @@ class Tokens:
         problem = error_event("a part of the answer is no longer kept, before this")
         return event._replace(data=problem + event.data)
 
+    async def has_producer(self, conversation: Conversation, message_id: str) -> bool:
+        """Whether somebody is writing this answer."""
+        subject = f"{chat_stop(conversation.id)}.{token(message_id, 'messageId')}"
+        try:
+            reply = await self._client.call(subject, IS_ALIVE, headers=_tenant_of(conversation))
+        except NoResponders:
+            return False
+        return message_id in msgspec.json.decode(reply.payload, type=list[str])
+
     async def is_written(self, conversation: Conversation) -> bool:
         """Whether somebody has been writing an answer in it, as far as one may hear it."""
         return bool(await self.lifecycles(conversation))
@@ -143,6 +181,5 @@ class Tokens:
             raise ContractViolation(str(wrong)[:200]) from None
         if wanted.message_id:
             subject += "." + token(wanted.message_id, "messageId")
-        headers = {TENANT: conversation.tenant} if conversation.tenant is not None else None
-        reply = await self._client.call(subject, headers=headers, timeout_s=timeout_s)
+        reply = await self._client.call(subject, headers=_tenant_of(conversation), timeout_s=timeout_s)
         return msgspec.json.decode(reply.payload, type=list[str])

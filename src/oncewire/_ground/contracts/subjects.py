@@ -31,6 +31,8 @@ CHAT_EVENTS_PREFIX = "chat.events"
 CHAT_TOKENS_PREFIX = "chat.tokens"
 CHAT_PRESENCE_PREFIX = "chat.presence"
 CHAT_STOP_PREFIX = "chat.stop"
+IS_ALIVE = b"alive"
+"""The body of a request for a stop that only asks whether somebody is writing."""
 DLQ_PREFIX = "dlq"
 _UNPREFIXED_IN_DLQ = ("platform.", "gpuaas.")
 
