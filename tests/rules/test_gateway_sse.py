@@ -23,8 +23,10 @@ def envelope(event: Any) -> RealtimeEnvelope:
     )
 
 
-def chunk(chunk_id: str, token: str, *, is_final: bool = False) -> RealtimeEnvelope:
-    return envelope(TokenChunk(message_id="m", chunk_id=chunk_id, token=token, is_final=is_final))
+def chunk(chunk_id: str, token: str, *, is_final: bool = False, **metadata: Any) -> RealtimeEnvelope:
+    return envelope(
+        TokenChunk(message_id="m", chunk_id=chunk_id, token=token, is_final=is_final, metadata=metadata or None)
+    )
 
 
 def lifecycle(status: Any) -> RealtimeEnvelope:
@@ -62,3 +64,21 @@ def test_an_answer_that_is_begun_anew_forgets_what_there_was() -> None:
     assert Lifecycle("m", "errored", "Hel") == answers.take(lifecycle("errored"))
     answers.take(lifecycle("started"))
     assert Token("m", "Hallo", "Hallo", False) == answers.take(chunk("2", "Hallo"))
+
+
+def test_metadata_of_a_chunk_reaches_the_application() -> None:
+    answers = Answers()
+    assert Token("m", "", "", False, {"reasoning": "hm"}) == answers.take(chunk("1", "", reasoning="hm"))
+    assert Token("m", "So", "So", False) == answers.take(chunk("2", "So"))
+
+
+def test_an_answer_of_which_a_chunk_is_missing_says_so() -> None:
+    """Its beginning, which the stream no longer keeps, or one in between; another attempt begins anew."""
+    answers = Answers()
+    answers.take(lifecycle("started"))
+    taken = [answers.take(chunk(id_, "x")) for id_ in ("0123abcd-1", "0123abcd-2", "0123abcd-2", "0123abcd-4")]
+    assert [True, True, None, False] == [one and one.is_whole for one in taken]
+    assert Lifecycle("m", "completed", "xxx", None, False) == answers.take(lifecycle("completed"))
+    answers.take(lifecycle("started"))
+    taken = [answers.take(chunk(id_, "x")) for id_ in ("aaaaaaaa-1", "bbbbbbbb-1", "nobody's", "cccccccc-2")]
+    assert [True, True, True, False] == [one and one.is_whole for one in taken]

@@ -161,6 +161,10 @@ export interface Token {
   /** All tokens of the answer so far. */
   text: string;
   isFinal: boolean;
+  /** What goes with the piece and is not part of the text, such as reasoning or a call of a tool. */
+  metadata: Record<string, unknown> | null;
+  /** No piece before this one is missing: the stream keeps only so many. */
+  isWhole: boolean;
 }
 
 export interface Lifecycle {
@@ -169,6 +173,7 @@ export interface Lifecycle {
   /** All tokens of the answer so far. */
   text: string;
   detail?: unknown;
+  isWhole: boolean;
 }
 
 export interface TokenOptions extends Limits {

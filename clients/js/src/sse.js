@@ -4,6 +4,9 @@
 
 const ENDED_MOST = 100;
 
+/** The attempt at an answer and the chunk's number there: so producers of ours name theirs. */
+const CHUNK_ID = /^([0-9a-f]{8})-([0-9]{1,9})$/;
+
 /** Text in, events out: `{ id, event, data }`. Lines may be cut anywhere. */
 export class EventParser {
   lastEventId = "";
@@ -50,10 +53,30 @@ export class EventParser {
   }
 }
 
+/** One answer, as far as it is known. */
+class Answer {
+  text = "";
+  seen = new Set();
+  isWhole = true; // no chunk before the last one is missing: the stream keeps only so many
+  #attempt = "";
+  #number = 0;
+
+  take({ chunkId, token }) {
+    this.seen.add(chunkId);
+    this.text += token;
+    const [, attempt, digits] = CHUNK_ID.exec(chunkId) ?? [];
+    if (attempt === undefined) return;
+    const number = Number(digits);
+    if (number !== (attempt === this.#attempt ? this.#number + 1 : 1)) this.isWhole = false;
+    this.#attempt = attempt;
+    this.#number = number;
+  }
+}
+
 /** Puts chunks together until the final one. Chunks that were seen before change nothing. */
 export class Answers {
   #open = new Map();
-  #ended = new Map(); // the text of each, so that a chunk that comes late does not open it again
+  #ended = new Map(); // so that a chunk that comes late does not open one again
 
   /** What an envelope of the stream means: null when nothing new, else `{ type, messageId, … }`. */
   take(envelope) {
@@ -65,34 +88,35 @@ export class Answers {
 
   #answer(messageId) {
     let answer = this.#open.get(messageId);
-    if (answer === undefined) this.#open.set(messageId, (answer = { text: "", seen: new Set() }));
+    if (answer === undefined) this.#open.set(messageId, (answer = new Answer()));
     return answer;
   }
 
-  #chunk({ messageId, chunkId, token, isFinal = false }) {
+  #chunk({ messageId, chunkId, token, metadata = null, isFinal = false }) {
     if (this.#ended.has(messageId)) return null;
     const answer = this.#answer(messageId);
     if (answer.seen.has(chunkId)) return null;
-    answer.seen.add(chunkId);
-    answer.text += token;
+    answer.take({ chunkId, token });
     if (isFinal) this.#end(messageId);
-    return { type: "token", messageId, token, text: answer.text, isFinal };
+    return { type: "token", messageId, token, text: answer.text, isFinal, metadata, isWhole: answer.isWhole };
   }
 
   #lifecycle({ messageId, status, detail }) {
     if (status === "started") {
       // Also when somebody else begins an answer anew: what there was of it counts no more.
-      this.#open.set(messageId, { text: "", seen: new Set() });
+      this.#open.set(messageId, new Answer());
       this.#ended.delete(messageId);
-      return { type: status, messageId, text: "", detail };
+      return { type: status, messageId, text: "", detail, isWhole: true };
     }
     this.#end(messageId);
-    return { type: status, messageId, text: this.#ended.get(messageId), detail };
+    const { text, isWhole } = this.#ended.get(messageId);
+    return { type: status, messageId, text, detail, isWhole };
   }
 
   #end(messageId) {
     if (this.#ended.has(messageId)) return;
-    this.#ended.set(messageId, this.#open.get(messageId)?.text ?? "");
+    const { text, isWhole } = this.#open.get(messageId) ?? new Answer();
+    this.#ended.set(messageId, { text, isWhole });
     this.#open.delete(messageId);
     if (this.#ended.size > ENDED_MOST) this.#ended.delete(this.#ended.keys().next().value);
   }

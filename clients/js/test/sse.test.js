@@ -44,7 +44,8 @@ test("chunks are put together once each, until the final one", () => {
 test("an answer that broke off keeps what there was", () => {
   const answers = new Answers();
   answers.take(chunk("1", "Hel"));
-  assert.deepEqual(answers.take(lifecycle("errored")), { type: "errored", messageId: "m", text: "Hel", detail: undefined });
+  const expected = { type: "errored", messageId: "m", text: "Hel", detail: undefined, isWhole: true };
+  assert.deepEqual(answers.take(lifecycle("errored")), expected);
 });
 
 test("an answer that is begun anew forgets what there was", () => {
@@ -53,4 +54,22 @@ test("an answer that is begun anew forgets what there was", () => {
   answers.take(lifecycle("errored"));
   assert.equal(answers.take(lifecycle("started")).text, "");
   assert.equal(answers.take(chunk("2", "Hallo")).text, "Hallo");
+});
+
+test("metadata of a chunk reaches the application", () => {
+  const envelope = chunk("1", "");
+  envelope.event.metadata = { reasoning: "hm" };
+  const { text, metadata } = new Answers().take(envelope);
+  assert.deepEqual([text, metadata], ["", { reasoning: "hm" }]);
+});
+
+test("an answer of which a chunk is missing says so, and one that is begun anew is whole again", () => {
+  const answers = new Answers();
+  answers.take(lifecycle("started"));
+  const taken = ["0123abcd-1", "0123abcd-2", "0123abcd-4"].map((id) => answers.take(chunk(id, "x")).isWhole);
+  assert.deepEqual(taken, [true, true, false]);
+  assert.equal(answers.take(lifecycle("completed")).isWhole, false);
+  answers.take(lifecycle("started"));
+  const again = ["aaaaaaaa-1", "bbbbbbbb-1", "nobody's", "cccccccc-2"].map((id) => answers.take(chunk(id, "x")).isWhole);
+  assert.deepEqual(again, [true, true, true, false]);
 });

@@ -10,6 +10,8 @@ from msgspec import Struct
 from oncewire._ground.contracts.realtime import RealtimeEnvelope, StreamLifecycle, TokenChunk
 
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+_CHUNK_ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,9})")
+"""The attempt at an answer and the chunk's number there: so producers of ours name theirs."""
 ENDED_MAX = 100
 """Answers whose text is remembered, so that a chunk that comes late does not open them again."""
 
@@ -67,6 +69,10 @@ class Token(Struct, frozen=True):
     text: str
     """All pieces so far."""
     is_final: bool
+    metadata: dict[str, Any] | None = None
+    """What goes with the piece and is not part of the text, such as reasoning or a call of a tool."""
+    is_whole: bool = True
+    """No piece before this one is missing: the stream keeps only so many."""
 
 
 class Lifecycle(Struct, frozen=True):
@@ -77,12 +83,26 @@ class Lifecycle(Struct, frozen=True):
     text: str
     """What there was of it."""
     detail: Any = None
+    is_whole: bool = True
 
 
 class _Answer:
     def __init__(self) -> None:
         self.text = ""
         self.seen: set[str] = set()
+        self.attempt = ""
+        self.number = 0
+        self.is_whole = True
+
+    def take(self, chunk: TokenChunk) -> None:
+        self.seen.add(chunk.chunk_id)
+        self.text += chunk.token
+        counted = _CHUNK_ID.fullmatch(chunk.chunk_id)
+        if counted is not None:
+            attempt, number = counted[1], int(counted[2])
+            follows = number == (self.number + 1 if attempt == self.attempt else 1)
+            self.is_whole = self.is_whole and follows
+            self.attempt, self.number = attempt, number
 
 
 class Answers:
@@ -90,7 +110,7 @@ class Answers:
 
     def __init__(self) -> None:
         self._open: dict[str, _Answer] = {}
-        self._ended: dict[str, str] = {}
+        self._ended: dict[str, _Answer] = {}
 
     def take(self, envelope: RealtimeEnvelope) -> Token | Lifecycle | None:
         """What an envelope of the stream means, None when it says nothing new."""
@@ -103,7 +123,8 @@ class Answers:
                     self._ended.pop(message_id, None)
                     return Lifecycle(message_id, status, "", detail)
                 self._end(message_id)
-                return Lifecycle(message_id, status, self._ended[message_id], detail)
+                answer = self._ended[message_id]
+                return Lifecycle(message_id, status, answer.text, detail, answer.is_whole)
         return None
 
     def _chunk(self, chunk: TokenChunk) -> Token | None:
@@ -112,15 +133,14 @@ class Answers:
         answer = self._open.setdefault(chunk.message_id, _Answer())
         if chunk.chunk_id in answer.seen:
             return None
-        answer.seen.add(chunk.chunk_id)
-        answer.text += chunk.token
+        answer.take(chunk)
         if chunk.is_final:
             self._end(chunk.message_id)
-        return Token(chunk.message_id, chunk.token, answer.text, chunk.is_final)
+        return Token(chunk.message_id, chunk.token, answer.text, chunk.is_final, chunk.metadata, answer.is_whole)
 
     def _end(self, message_id: str) -> None:
         if message_id not in self._ended:
-            answer = self._open.pop(message_id, None)
-            self._ended[message_id] = answer.text if answer else ""
+            self._ended[message_id] = self._open.pop(message_id, _Answer())
+            self._ended[message_id].seen.clear()
             if len(self._ended) > ENDED_MAX:
                 del self._ended[next(iter(self._ended))]
