@@ -25,7 +25,7 @@ install = $(NEW_PYTHON) && echo "making $(1) with pip (some minutes the first ti
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help env run demo test test-spark40 check format size words mutants screenshots bench faults lock contracts reference advisories clean
+.PHONY: help env run demo test test-spark40 check format size words mutants screenshots sanitize bench faults lock contracts reference advisories clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,13 @@ demo: $(STAMP) ## a tour through every part, with a verdict at its end (about tw
 
 faults: $(STAMP) ## the long fault runs: kills, stops, clusters
 	@$(BIN)/python -m pytest tests/faults tests/system tests/spark -m faults --timeout 3600
+
+# Leaks are Python's own: it frees nothing when it ends.
+sanitize: $(STAMP) ## the tests of the loops in C, compiled with the address and undefined-behaviour sanitizers
+	@LDSHARED="cc -pthread -shared -g -fsanitize=address,undefined -fno-sanitize-recover" $(BIN)/python -c "import hatch_build, pathlib; hatch_build.compiled(pathlib.Path.cwd())"
+	@LD_PRELOAD="$$(cc -print-file-name=libasan.so) $$(cc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m pytest -q tests/rules/test_native.py; status=$$?; \
+		$(BIN)/python -c "import hatch_build, pathlib; hatch_build.compiled(pathlib.Path.cwd())" && exit $$status
 
 contracts: $(STAMP) ## write the committed JSON Schemas and the AsyncAPI document anew
 	@$(BIN)/oncewire contracts export --out docs/schemas
