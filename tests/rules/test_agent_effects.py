@@ -43,7 +43,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"subject": b"evt.a"}, "subject", "Effect: subject b'evt.a' is not text but bytes"),
     ({"subject": ["evt.a"]}, "subject", "Effect: subject ['evt.a'] is not text but list"),
     ({"subject": Unshowable()}, "subject", "Effect: subject (Unshowable) is not text but Unshowable"),
-    ({"subject": "a\ud800"}, "subject", r"Effect: subject 'a\ud800' has a lone surrogate, which is no character"),
+    ({"subject": "a\ud800"}, "subject", r"Effect: subject 'a\ud800' has a lone surrogate, which is not a character"),
     ({"subject": "a\nb"}, "subject", "Effect: subject has an empty token, a space or a control character"),
     ({"subject": "a.*"}, "subject", "Effect: subject has a wildcard: 'a.*'"),
     ({"subject": ""}, "subject", "Effect: subject has an empty token"),

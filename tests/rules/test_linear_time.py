@@ -40,6 +40,7 @@ HOW: dict[str, str] = {
     "contracts.trace._TRACEPARENT": "fullmatch",
     "contracts.trace._TRACE_ID": "fullmatch",
     "demo.answers._PIECE": "finditer",
+    "gateway.client.sse._CHUNK_ID": "fullmatch",
     "gateway.client.sse._LINE_END": "finditer",
     "gateway.node.EVENT_ID": "fullmatch",
     "gateway.tokens._CHUNK_ID": "fullmatch",

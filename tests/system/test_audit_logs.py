@@ -211,7 +211,7 @@ def test_bronze_whose_last_versions_are_gone_is_shorter_than_silver_says(path: P
     cut_short(path, "bronze")
     (found,) = look(path).findings
     assert ("tables", "older", "bronze") == (found.check, found.problem, found.table)
-    assert "silver has taken in version 2, and its log ends at version 1" in found.detail
+    assert "silver has processed version 2, and its log ends at version 1" in found.detail
 
 
 def test_a_lake_that_was_put_back_is_older_than_the_last_audit(path: Path) -> None:

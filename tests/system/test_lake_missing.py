@@ -80,7 +80,7 @@ def test_another_stream_in_the_place_of_the_one_that_was_read_is_noticed(
     fill(shared_server, stream, 3)
     delete(shared_server, stream, 2)
     name, created_ns, incarnation = lifetime_of(shared_server, stream)
-    with pytest.raises(Corrupt, match="was made anew"):
+    with pytest.raises(Corrupt, match="was recreated"):
         look_again((name, created_ns - 1, incarnation), [(2, 2)])
     with pytest.raises(NotFound):
         look_again(("NOSUCH", created_ns, incarnation), [(2, 2)])

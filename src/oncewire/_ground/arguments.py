@@ -43,7 +43,7 @@ def check_text(call: str, name: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise wrong(call, name, value, "has a lone surrogate, which is no character") from None
+        raise wrong(call, name, value, "has a lone surrogate, which is not a character") from None
     return str.__str__(value)
 
 

@@ -69,7 +69,7 @@ def look_again(wire: Wire, lifetime: Lifetime, ranges: Sequence[Closed]) -> Seco
             )
     facts = facts_of(wire, stream)
     if protocol.parse_time_ns(facts.created) != lifetime[1]:
-        raise Corrupt(f"stream {stream} was made anew while it was read")
+        raise Corrupt(f"stream {stream} was recreated while it was read")
     return Second(
         time.time_ns() // 1_000_000, facts.first, facts.last, facts.messages, facts.deleted, facts.limits,
         facts.has_subject_limits, len(ranges), sizes(ranges), next_stored,

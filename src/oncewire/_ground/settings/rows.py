@@ -277,7 +277,9 @@ class Settings:
         "Other origins whose web pages may use broker and gateway, such as https://shop.example, joined by commas.",
         check=are_origins,
     )
-    http_pipelined_max: int = number(32, "http.pipelined_max", "Requests that wait behind the one in hand.", 1, 10_000)
+    http_pipelined_max: int = number(
+        32, "http.pipelined_max", "Requests that may wait behind the current one.", 1, 10_000
+    )
     http_head_ms_max: int = number(10_000, "http.head_ms_max", "Time for a request head to arrive.", 10, 3_600_000)
     http_body_ms_max: int = number(60_000, "http.body_ms_max", "Time for a request body to arrive.", 10, 3_600_000)
     http_idle_ms_max: int = number(

@@ -510,7 +510,7 @@ class Node:
 
     def _session_lost(self) -> None:
         """Others may have what was ours: begin anew."""
-        _log.warning("the session of node %s ended: its partitions are given up", self.node)
+        _log.warning("the session of node %s ended: its partitions are released", self.node)
         for guest in self._guests.values():
             guest.leave()
         self._guests.clear()

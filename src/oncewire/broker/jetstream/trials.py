@@ -73,7 +73,7 @@ class Trials:
             try:
                 await work
             except (OncewireError, TimeoutError) as error:
-                _log.info("whether group %r has settled something is asked again: %s", group.name, error)
+                _log.info("whether group %r has settled something could not be read yet: %s", group.name, error)
             finally:
                 self._busy.discard(key)
 

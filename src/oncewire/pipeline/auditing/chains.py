@@ -81,7 +81,7 @@ def _copy(before: Link, link: Link) -> Iterator[Result]:
     if link.hash == before.hash:
         yield _about(link, "note", "chain", "republished", detail=f"the same as at sequence {before.sequence}")
     else:
-        text = f"another block {link.number} stands at sequence {before.sequence}"
+        text = f"another block {link.number} is at sequence {before.sequence}"
         yield _about(link, "error", "chain", "forked", last=link.sequence, detail=text)
 
 
@@ -100,7 +100,7 @@ def _hole(before: Link, link: Link, known: Hole) -> Iterator[Result]:
     low, high = sorted((before.sequence, link.sequence))
     named = {"first": first, "last": last, "amount": last - first + 1}
     if known.gaps.count(low + 1, high - 1) >= last - first + 1:
-        yield _about(link, "note", "chain", "in_gap", **named, detail="they stood in a known gap of LEDGER")
+        yield _about(link, "note", "chain", "in_gap", **named, detail="they were in a known gap of LEDGER")
     elif first <= known.confirmed:
         text = f"blocks {first} to {last} are confirmed and not in the lake"
         yield _about(link, "error", "chain", "missing", **named, detail=text)

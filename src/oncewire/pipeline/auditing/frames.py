@@ -277,7 +277,7 @@ def audit_positions(
     block.
 
     `once` are the blocks, each once. `silver` are its tables by family, None where nothing was derived yet. `lost` are
-    ranges that stood in files of bronze that cannot be read. `sample` are the messages that are read a second time, by
+    ranges in files of bronze that cannot be read. `sample` are the messages that are read a second time, by
     the plain reader; all without it."""
     rows = bronze.mapInArrow(Narrow(chains.readers, families, sample), ROW)
     derived = [_points(frame.mapInArrow(Derived(name), DERIVED), "silver") for name, frame in (silver or {}).items()]
@@ -454,8 +454,8 @@ def audit_quarantine(bronze: DataFrame, quarantine: DataFrame) -> DataFrame:
 
     names = [name for name, _ in RAW]
     told = quarantine.where(f"reason = '{CONFLICT}'").select(*PLACE, "sequence", sf.struct(*names).alias("there"))
-    stood = bronze.select(*PLACE, "sequence", sf.struct(*names).alias("stood"))
-    differs = told.join(stood, [*PLACE, "sequence"]).where("not (there <=> stood)")
+    placed = bronze.select(*PLACE, "sequence", sf.struct(*names).alias("placed"))
+    differs = told.join(placed, [*PLACE, "sequence"]).where("not (there <=> placed)")
     return result(
         differs, "error", "quarantine", "differs", stream="stream", created_ns="created_ns",
         incarnation="incarnation", first="sequence", last="sequence", amount="1L",

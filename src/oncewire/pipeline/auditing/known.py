@@ -62,7 +62,7 @@ def behind(known: Known, cut: Mapping[Lifetime, int]) -> Iterable[Finding]:
             continue
         others = [at[1:] for at in cut if at[0] == stop.stream]
         problem = "older" if others and max(others) < (stop.created_ns, stop.incarnation) else "missing"
-        detail = f"{told}bronze knows it only as it was before it was made anew" if problem == "older" else (
+        detail = f"{told}bronze knows it only as it was before it was recreated" if problem == "older" else (
             f"{told}bronze says nothing of it"
         )  # fmt: skip
         yield Finding("known", problem, stop.stream, 1, stop.sequence, detail=detail)

@@ -177,5 +177,5 @@ def _behind_silver(opened: Opened) -> Iterable[Finding]:
     """Silver cannot have taken in what bronze never had."""
     version = opened.handles[BRONZE.name].version()
     if opened.taken is not None and opened.taken > version:
-        detail = f"silver has taken in version {opened.taken}, and its log ends at version {version}"
+        detail = f"silver has processed version {opened.taken}, and its log ends at version {version}"
         yield Finding("tables", "older", table=BRONZE.name, detail=detail)

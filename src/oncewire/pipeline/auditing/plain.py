@@ -261,7 +261,7 @@ def read_message(seen: Seen) -> Row:
     id_ = str(sent["message_id"] if "message_id" in sent else sent["event_id"])
     tenant = sent["payload"].get("tenant_id")
     if tenant is not None and not isinstance(tenant, str):
-        raise ContractViolation("the tenant is no text")
+        raise ContractViolation("the tenant is not text")
     is_keyed = seen.row["subject"].startswith("sr.")
     digest = content_digest(sent["message_type"], sent["payload"])
     replaces = seen.headers.get(names.REPLAY_REPLACES)

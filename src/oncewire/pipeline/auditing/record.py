@@ -22,7 +22,7 @@ class Record:
         if f"{self.place}/".startswith(f"{place_of(lake)}/"):
             raise InvalidSetting(
                 f"the record of audits {self.place} is inside the lake that it is about",
-                hint="Keep it where whoever writes the lake cannot: see pipeline.audit_record.",
+                hint="Keep it where the lake's writers cannot: see pipeline.audit_record.",
             )
 
     def read(self) -> Known | None:
