@@ -190,12 +190,16 @@ class Found:
         body: dict[str, Any] = json.loads(self.data)
         return body.get("payload", body)  # outside our contracts the body is the payload
 
+    @property
+    def effect_id(self) -> str:
+        """A MessageEnvelope is published under its idempotency key, and its own id is the effect's."""
+        message_id: str = json.loads(self.data)["message_id"] if self.subject.startswith("sr.") else self.id
+        return message_id
+
 
 def _found(sequence: int, subject: str, headers: Any, data: bytes) -> Found:
-    """A MessageEnvelope is published under its idempotency key, and its own id is the effect's."""
     headers = dict(headers or {})
-    id_ = json.loads(data)["message_id"] if subject.startswith("sr.") else headers.get("Nats-Msg-Id", "")
-    return Found(sequence, subject, id_, headers, data)
+    return Found(sequence, subject, headers.get("Nats-Msg-Id", ""), headers, data)
 
 
 @dataclass
@@ -516,7 +520,8 @@ class World:
             if count > 1 and one[2] not in self.repeating
         ]
         problems += [f"id doubled: {id_} x{count}" for id_, count in sorted(by_id.items()) if count > 1]
-        problems += [f"effect without its stable id: {id_}" for id_ in sorted(by_id.keys() - set(expected.values()))]
+        stable = {one.effect_id for part in once.values() for one in part}
+        problems += [f"effect without its stable id: {id_}" for id_ in sorted(stable - set(expected.values()))]
         return problems
 
     def _count_letters(self, letters: list[Found]) -> list[str]:

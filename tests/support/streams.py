@@ -107,7 +107,7 @@ async def forget_ids(client: Client, stream: str, subject: str) -> None:
     config = (await client.api(f"STREAM.INFO.{stream}"))["config"]
     await client.api(f"STREAM.UPDATE.{stream}", config | {"duplicate_window": 100_000_000})
     probe = Outgoing(subject, b"{}", unique("probe"))
-    await client.publish_one(probe)
-    while (await client.publish_one(probe)).is_duplicate:
+    await client.publish_one(probe, raw=True)
+    while (await client.publish_one(probe, raw=True)).is_duplicate:
         pass
     await client.api(f"STREAM.UPDATE.{stream}", config)

@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from oncewire import Client, connect
+from oncewire._ground import users
 from oncewire.cli.lakeside import STOP_S
 from oncewire.embedded.folder import DataFolder, Running
 
@@ -147,3 +149,9 @@ class Up:
         if self.process.poll() is None:
             self.process.terminate()
         self.end()
+
+
+def operator(up: Up) -> Client:
+    """A client of a running `up` that may make and change streams."""
+    seed = str(users.key_path(up.folder.keys, users.OPERATOR))
+    return connect(up.url("nats"), nkey=seed, inbox_prefix="_INBOX_operator")

@@ -145,7 +145,7 @@ async def test_a_nak_that_fails_keeps_no_effect_of_its_batch_back(
     agent = judged("def", kinds, subject, max_deliver=5)
     nak, failures = Pull.nak, list[float]()
 
-    def failing(pull: Pull, messages: Any, delay_s: float = 0.0) -> None:
+    def failing(pull: Pull, messages: Any, delay_s: float = 0.0, **options: Any) -> None:
         if delay_s and not failures:
             failures.append(delay_s)
             raise TypeError("no such delay")
@@ -177,10 +177,10 @@ async def test_publishing_that_fails_in_an_odd_way_is_seen_by_readiness_and_swep
     async with prepared(shared_server.url) as client, run(agent, client, await new_store("sqlite", tmp_path)) as runner:
         publish_many = client.publish_many
 
-        async def failing(messages: Any, *rest: Any) -> Any:
+        async def failing(messages: Any, *rest: Any, **options: Any) -> Any:
             if any(one.subject == subject for one in messages):
                 raise error
-            return await publish_many(messages, *rest)
+            return await publish_many(messages, *rest, **options)
 
         monkeypatch.setattr(client, "publish_many", failing)
         await send(client, command(agent, "do"), {"kind": "innocent", "n": 0})

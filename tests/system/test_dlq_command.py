@@ -10,7 +10,7 @@ from pathlib import Path
 import oncewire
 from tests.support.dlq import failing, given_up, until_letters
 from tests.support.nats import NatsServer
-from tests.support.up import ONCEWIRE, Up, clean_environ
+from tests.support.up import ONCEWIRE, Up, clean_environ, operator
 
 RUN = [*ONCEWIRE, "dlq", "run", "--json"]
 
@@ -39,7 +39,7 @@ def test_without_a_nats_server_it_is_unavailable() -> None:
 async def test_up_keeps_letters_too(tmp_path: Path) -> None:
     up = Up(tmp_path / "data").ready()
     try:
-        async with oncewire.connect(up.url("nats")) as client:
+        async with operator(up) as client:
             stream = await failing(client)
             await given_up(client, stream, 1)
         await until_letters(up.url("nats"), stream, 1)

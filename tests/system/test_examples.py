@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import oncewire
 from oncewire._ground.errors import NotFound
 from oncewire.embedded import postgres_url
 from tests.support.streams import forget_ids
-from tests.support.up import Up, clean_environ, made
+from tests.support.up import Up, clean_environ, made, operator
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +43,7 @@ async def run_beside(up: Up, name: str) -> list[str]:
 
 async def test_an_event_is_stored_once_however_often_and_whenever_the_example_runs(up: Up) -> None:
     first = await run_beside(up, "publish_once.py")
-    async with oncewire.connect(up.url("nats")) as client:
+    async with operator(up) as client:
         await forget_ids(client, "MESHFORGE_EVENTS", "evt.default.demo.probe")
     second = await run_beside(up, "publish_once.py")
     outcomes = [line.rpartition(", ")[2] for line in (*first[:2], *second[:2])]

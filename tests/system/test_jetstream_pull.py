@@ -322,9 +322,7 @@ async def test_many_acks_are_one_write(shared_server: NatsServer, monkeypatch: p
     assert writes[0].count(b"+ACK\r\n") == 200
 
 
-@pytest.mark.parametrize(
-    ("delay_s", "verb"), [(0.0, b"-NAK"), (-1.0, b"-NAK"), (1.5, b'-NAK {"delay": 1500000000}'), (1e-12, b"-NAK")]
-)
+@pytest.mark.parametrize(("delay_s", "verb"), [(0.0, b"-NAK"), (1.5, b'-NAK {"delay": 1500000000}'), (1e-12, b"-NAK")])
 def test_the_verb_of_a_nak(delay_s: float, verb: bytes) -> None:
     assert verb == nak_verb(delay_s)
 

@@ -36,18 +36,18 @@ async def stored(client: Client, subject: str = ORDER) -> int:
 
 
 async def test_a_repeat_after_the_window_is_found_and_not_stored(client: Client) -> None:
-    first = await client.publish(ORDER, b"1", msg_id="order-1", once=True)
+    first = await client.publish(ORDER, b"1", msg_id="order-1", raw=True, once=True)
     await forget_ids(client, "EVENTS", "evt.probe")
-    again = await client.publish(ORDER, b"1", msg_id="order-1", once=True)
+    again = await client.publish(ORDER, b"1", msg_id="order-1", raw=True, once=True)
     assert (False, True) == (first.is_duplicate, again.is_duplicate)
     assert first.sequence == again.sequence
     assert 1 == await stored(client)
-    await client.publish(ORDER, b"1", msg_id="order-1")  # the server has forgotten it indeed
+    await client.publish(ORDER, b"1", msg_id="order-1", raw=True)  # the server has forgotten it indeed
     assert 2 == await stored(client)
 
 
 async def test_callers_at_the_same_time_store_it_once(client: Client) -> None:
-    acks = await asyncio.gather(*(client.publish(ORDER, b"1", msg_id="order-1", once=True) for _ in range(8)))
+    acks = await asyncio.gather(*(client.publish(ORDER, b"1", msg_id="order-1", raw=True, once=True) for _ in range(8)))
     assert 1 == sum(not ack.is_duplicate for ack in acks)
     assert 1 == await stored(client)
 
@@ -68,7 +68,7 @@ async def test_where_a_look_cannot_know_the_call_refuses(server: NatsServer, con
     async with oncewire.connect(server.url) as client:
         await client.api("STREAM.CREATE.EVENTS", STREAM | config)
         with pytest.raises(Refused) as refused:
-            await client.publish(ORDER, b"1", msg_id="order-1", once=True)
+            await client.publish(ORDER, b"1", msg_id="order-1", raw=True, once=True)
         assert why in refused.value.message
         assert "Nothing was stored" in refused.value.hint
         assert 0 == (await client.api("STREAM.INFO.EVENTS"))["state"]["messages"]
@@ -76,16 +76,16 @@ async def test_where_a_look_cannot_know_the_call_refuses(server: NatsServer, con
 
 async def test_a_stream_that_has_removed_messages_knows_young_ids_only(client: Client) -> None:
     for number in range(3):
-        await client.publish(ORDER, b"", msg_id=f"old-{number}")
+        await client.publish(ORDER, b"", msg_id=f"old-{number}", raw=True)
     await client.api("STREAM.PURGE.EVENTS", {"seq": 2})
     for once in (True, timedelta(hours=1)):
         with pytest.raises(Refused, match="it has removed its messages from before"):
-            await client.publish(ORDER, b"1", msg_id="new", once=once)
+            await client.publish(ORDER, b"1", msg_id="new", raw=True, once=once)
     assert 2 == await stored(client)
-    ack = await client.publish(ORDER, b"1", msg_id="new", once=timedelta(milliseconds=1))
+    ack = await client.publish(ORDER, b"1", msg_id="new", raw=True, once=timedelta(milliseconds=1))
     assert not ack.is_duplicate
     await forget_ids(client, "EVENTS", "evt.probe")
-    assert (await client.publish(ORDER, b"1", msg_id="new", once=timedelta(hours=1))).is_duplicate
+    assert (await client.publish(ORDER, b"1", msg_id="new", raw=True, once=timedelta(hours=1))).is_duplicate
 
 
 @pytest.mark.parametrize(
@@ -97,15 +97,15 @@ async def test_a_stream_that_has_removed_messages_knows_young_ids_only(client: C
 )
 async def test_what_cannot_be_looked_for_is_refused(client: Client, options: dict[str, Any], error: str) -> None:
     with pytest.raises(Refused, match=error):
-        await client.publish(ORDER, b"1", **options)
+        await client.publish(ORDER, b"1", raw=True, **options)
     with pytest.raises(NotFound, match=r"no stream captures nowhere\.at\.all"):
-        await client.publish("nowhere.at.all", b"1", msg_id="x", once=True)
+        await client.publish("nowhere.at.all", b"1", msg_id="x", once=True, raw=True)
 
 
 async def test_a_look_that_the_server_breaks_off_is_no_proof(
     client: Client, server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await client.publish(ORDER, b"1", msg_id="order-1")
+    await client.publish(ORDER, b"1", msg_id="order-1", raw=True)
     await forget_ids(client, "EVENTS", "evt.probe")
     fetch = Reader.fetch
 
@@ -119,17 +119,17 @@ async def test_a_look_that_the_server_breaks_off_is_no_proof(
     monkeypatch.setattr(lookup, "SILENCE_S", 0.2)
     monkeypatch.setattr(Reader, "fetch", fetch_from_a_stopped_server)
     with pytest.raises(TimedOut, match="while it was searched for ids"):
-        await client.publish(ORDER, b"1", msg_id="order-1", once=True)
+        await client.publish(ORDER, b"1", msg_id="order-1", raw=True, once=True)
     assert 1 == await stored(client)
 
 
 async def test_the_command_publishes_once(client: Client, server: NatsServer, tmp_path: Path) -> None:
-    args = ("publish", ORDER, "{}", "--id", "order-1", "--once")
+    args = ("publish", ORDER, "{}", "--raw", "--id", "order-1", "--once")
     first = await asyncio.to_thread(command, *args, cwd=tmp_path, NATS_URL=server.url)
     await forget_ids(client, "EVENTS", "evt.probe")
     again = await asyncio.to_thread(command, *args, "--id-age", "1h", cwd=tmp_path, NATS_URL=server.url)
     assert ("EVENTS 1\n", "EVENTS 1 (duplicate: already stored)\n") == (first.stdout, again.stdout), again.stderr
     for wrong, error in ((("--id-age", "1h"), "Add --once"), (("--once", "--id-age", "soon"), "is not a duration")):
-        refused = await asyncio.to_thread(command, *args[:5], *wrong, cwd=tmp_path, NATS_URL=server.url)
+        refused = await asyncio.to_thread(command, *args[:6], *wrong, cwd=tmp_path, NATS_URL=server.url)
         assert 2 == refused.returncode
         assert error in refused.stderr

@@ -87,7 +87,7 @@ async def test_one_trace_goes_from_a_row_through_an_agent_to_a_browser_and_into_
             browser = await stack.enter_async_context(guest(at))
             await browser.join(conversation)
             await enqueue(url)
-            while (await browser.next())["sequence"] != 1:
+            while (await browser.next()).get("sequence") != 1:
                 """Presence comes first."""
             lake = await lake_of(client, tmp_path)
             names = {"send messages", "process sr.events.loop", "send CHAT_EVENTS", "process chat.events"}
@@ -154,7 +154,7 @@ async def test_a_row_of_a_conversation_keeps_the_trace_it_was_enqueued_in_into_t
                     for span, relay in ((caller(), tracer("relay")), (None, tracer("relay")), (None, None)):
                         spoken.append(await speak(url, conversation, span))
                         async with outbox.relaying(client, url, outbox.RelayOptions(tracer=relay)):
-                            while (await browser.next())["sequence"] != len(spoken):
+                            while (await browser.next()).get("sequence") != len(spoken):
                                 """Presence comes in between."""
                 await until(lambda: len(collector.spans) == 4, "two spans of relays, two of the gateway")
             lake = Lake(tmp_path / "lake")

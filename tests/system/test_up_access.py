@@ -175,7 +175,7 @@ async def test_a_program_without_a_key_makes_no_stream_that_writes_or_hears_for_
                         await client.api(f"STREAM.{verb}.SPY", body)
             with pytest.raises(PermissionDenied):
                 await client.api("STREAM.RESTORE.SPY", {"config": {"name": "SPY"}})
-            await client.publish("evt.default.demo.a", b"{}")
+            await client.publish("evt.default.demo.a", b"{}", raw=True)
         async with connect(up.url("nats"), nkey=key(up, users.OPERATOR), inbox_prefix="_INBOX_operator") as operator:
             names = (await operator.api("STREAM.NAMES", {}))["streams"]
             assert "SPY" not in names

@@ -475,6 +475,7 @@ EVENTS: Final[dict[Any, str]] = {
     records.Buried: "buried",
     records.GroupMade: "group_made",
     records.GroupSeen: "group_seen",
+    records.GroupGone: "group_gone",
     records.Trimmed: "trimmed",
     records.Marked: "marked",
 }

@@ -147,8 +147,8 @@ class Verdict(msgspec.Struct, frozen=True):
     errors: int
     findings: list[Finding]
     """What is wrong, as far as it is listed."""
-    notes: list[Finding]
-    known: Known
+    notes: list[Finding] = []
+    known: Known = Known()
     """What the next audit must find."""
     unread: int = 0
     """Files that could not be read: what stood in them was not audited."""
