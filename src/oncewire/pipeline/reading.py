@@ -55,7 +55,7 @@ FINISH_S: Final = 120.0
 ASK_S: Final = 2.0
 """So long the driver looks for a server that is away before it does something else."""
 LOOK_S: Final = 0.05
-_OURS = re.compile(r"oncewire\.errors\.(\w+): (.+)")
+_OURS = re.compile(r"oncewire\._ground\.errors\.(\w+): (.+)")
 
 
 class State(StrEnum):
